@@ -28,18 +28,20 @@ def checksum(data: memoryview, running: int = 0) -> int:
 
     data: contiguous, of format "B".
     """
-    rows = _rows(data)
+    if (count := data.nbytes // ROW_BYTES) == 0:
+        return zlib.crc32(data, running)
     if (native := kernel()) is None:
+        rows = np.frombuffer(data[: count * ROW_BYTES], dtype="<u8").reshape(count, ROW_WORDS)
         return _of_sums(rows.sum(axis=0), rows.sum(axis=1), data, running)
-    columns, sums = _no_sums(rows)
-    native.sum_words(*_place(rows), *_addresses(columns, sums))
+    columns, sums = _no_sums(count)
+    native.sum_words(_address(np.frombuffer(data, np.uint8)), ctypes.c_int64(count), _address(columns), _address(sums))
     return _of_sums(columns, sums, data, running)
 
 
 @dataclass(frozen=True, slots=True)
 class NativeCopies:
-    """Bytes that kernel.c copies into a body. Each is an array of int64, shape (pieces,). sources: addresses. at: where
-    in the body, ascending. sizes: bytes. Whoever makes it sees to it that the sources live on."""
+    """Bytes that kernel.c copies into a body. Each is an array of int64, shape (pieces,), of at least one piece.
+    sources: addresses; what lies there has to outlive this object. at: where in the body, ascending. sizes: bytes."""
 
     sources: npt.NDArray[np.int64]
     at: npt.NDArray[np.int64]
@@ -52,24 +54,19 @@ def copy_with_checksum(copies: Sequence[NativeCopies], body: memoryview) -> int:
     native = kernel()
     if not copies or native is None:
         return checksum(body)
-    pieces = [
-        np.concatenate(found) for found in zip(*((one.sources, one.at, one.sizes) for one in copies), strict=True)
-    ]
-    rows = _rows(body)
-    columns, sums = _no_sums(rows)
-    count = ctypes.c_int64(len(pieces[0]))
-    native.copy_and_sum(*_addresses(*pieces), count, *_place(rows), *_addresses(columns, sums))
+    lists = [(one.sources, one.at, one.sizes) for one in copies]
+    pieces = [np.concatenate(found) for found in zip(*lists, strict=True)]
+    count = body.nbytes // ROW_BYTES
+    columns, sums = _no_sums(count)
+    into = _address(np.frombuffer(body, np.uint8)), ctypes.c_int64(count)
+    what = [*map(_address, pieces), ctypes.c_int64(len(pieces[0]))]
+    native.copy_and_sum(*what, *into, _address(columns), _address(sums))
     return _of_sums(columns, sums, body, 0)
 
 
-def _rows(data: memoryview) -> npt.NDArray[np.uint64]:
-    whole = data.nbytes - data.nbytes % ROW_BYTES
-    return np.frombuffer(data[:whole], dtype="<u8").reshape(-1, ROW_WORDS)
-
-
-def _no_sums(rows: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+def _no_sums(rows: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
     """Of the columns, and of the rows, for kernel.c to fill."""
-    return np.zeros(ROW_WORDS, np.uint64), np.empty(len(rows), np.uint64)
+    return np.zeros(ROW_WORDS, np.uint64), np.empty(rows, np.uint64)
 
 
 def _of_sums(columns: npt.NDArray[np.uint64], sums: npt.NDArray[np.uint64], data: memoryview, running: int) -> int:
@@ -78,9 +75,5 @@ def _of_sums(columns: npt.NDArray[np.uint64], sums: npt.NDArray[np.uint64], data
     return zlib.crc32(data[len(sums) * ROW_BYTES :], running)
 
 
-def _place(rows: npt.NDArray[np.uint64]) -> tuple[ctypes.c_void_p, ctypes.c_int64]:
-    return ctypes.c_void_p(rows.ctypes.data), ctypes.c_int64(len(rows))
-
-
-def _addresses(*arrays: npt.NDArray[Any]) -> list[ctypes.c_void_p]:
-    return [ctypes.c_void_p(one.ctypes.data) for one in arrays]
+def _address(array: npt.NDArray[Any]) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
