@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
-from elastic.errors import ConfigError
+from elastic.errors import BufferChanged, ConfigError, StateChanged
 from runtime.frontends.frameworks import hugging_face
 from runtime.frontends.frameworks.rank_batches import RankBatches
 from tests.frameworks.in_process import adapted
@@ -375,3 +375,59 @@ def test_a_list_that_is_another_one_each_time_is_that_of_the_last_rank(tmp_path:
     trainer = alone(lambda: trained(tmp_path, Last))
     assert trainer.shape == [2, 3]
     assert len(trainer.made) == 1
+
+
+# What a script calls by itself, and what it has of its own
+
+
+def test_a_script_may_call_methods_of_the_loop_by_itself(tmp_path: Path) -> None:
+    def main() -> list[Any]:
+        trainer = Trainer(Model(), arguments(tmp_path), train_dataset=Points())
+        trainer.current_gradient_accumulation_steps = 1  # Trainer's own step wants it
+        found = []
+        for _ in range(2):  # before train(), and behind it
+            batches, items = trainer.get_batch_samples(iter(trainer.get_train_dataloader()), 2, trainer.args.device)
+            loss = trainer.training_step(trainer.model, batches[0], num_items_in_batch=items)
+            trainer._track_num_input_tokens(batches[0])
+            found.append(([len(batch["x"]) for batch in batches], float(loss) > 0))
+            trainer.model.zero_grad()
+            trainer.train()
+        return [*found, trainer.state.global_step, trainer.control.should_training_stop]
+
+    assert alone(main) == [([2, 2], True), ([2, 2], True), 2, True]
+
+
+def test_batches_that_a_class_takes_itself_are_refused(tmp_path: Path) -> None:
+    class Filters(Trainer):  # type: ignore[misc]
+        def get_batch_samples(self, *args: Any) -> Any:
+            return super().get_batch_samples(*args)
+
+    with pytest.raises(ConfigError, match=r"Filters has a get_batch_samples\(\) of its own.*--restart"):
+        alone(lambda: trained(tmp_path, cls=Filters))
+
+
+def test_a_buffer_that_forward_changes_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    class Counts(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            if self.training:
+                self.seen = self.seen + len(x)
+            return super().forward(x, labels)
+
+    with pytest.raises(BufferChanged, match=r"model\.seen changed in forward.*elastic run --restart") as raised:
+        alone(lambda: trained(tmp_path, model=Counts()))
+    assert "job.register" not in str(raised.value)
+
+
+def test_weights_that_compute_loss_changes_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    class Decays(Trainer):  # type: ignore[misc]
+        def compute_loss(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+            with torch.no_grad():
+                self.model.layer.bias.mul_(0.9)
+            return super().compute_loss(model, *args, **kwargs)
+
+    with pytest.raises(StateChanged, match=r"model\.layer\.bias changed while the ranks .* callback.*--restart"):
+        alone(lambda: trained(tmp_path, cls=Decays))

@@ -181,6 +181,16 @@ def changed_buffer(why: errors.BufferChanged) -> errors.BufferChanged:
     )
 
 
+def changed_in_step(why: errors.StateChanged) -> errors.StateChanged:
+    """Of a loop that a framework runs."""
+    names = str(why).partition(" changed before ")[0]
+    return errors.StateChanged(
+        f"{names} changed while the ranks of a step were computed. Each worker computes other ranks, so their models "
+        "would part. Change weights, learning rates and schedulers behind the optimizer's step, as in a callback's "
+        f"method for the end of a step. {ELSE}"
+    )
+
+
 def changed_state(
     why: errors.StateChanged, rates: Mapping[str, tuple[object, object]], where: str
 ) -> errors.StateChanged:

@@ -127,6 +127,8 @@ class TrainerLoop:
         """What train() returns."""
         self._leaving = False
         """Whether a node had to go when the last step was computed."""
+        self._in_epoch = False
+        """Whether the trainer's own loop asks for batches, and gets handles."""
         self._event_files = TrainerEventFiles(trainer)
         self._runs = TrainerRuns(trainer)
         evaluation = Evaluation(trainer, self._own, self._loop, script.training)
@@ -272,6 +274,12 @@ class TrainerLoop:
     def _check(self, trial: Any) -> None:
         """Raise ConfigError for what cannot be trained in place."""
         args = self._trainer.args
+        given = sys.modules["transformers.trainer"].Trainer.get_batch_samples
+        if getattr(self._own["get_batch_samples"], "__func__", None) is not given:
+            raise ConfigError(
+                f"{type(self._trainer).__name__} has a get_batch_samples() of its own, which in place has no batches: "
+                "change a batch in the data_collator or in compute_loss(), or start the script with --restart"
+            )
         refused = {
             "hyperparameter_search()": trial is not None,
             "auto_find_batch_size": args.auto_find_batch_size,
@@ -298,32 +306,41 @@ class TrainerLoop:
             loop.entered, self._found = False, None
             about["epochs_trained"], about["resume_from_checkpoint"] = epoch, "elastic"
             about["steps_trained_in_current_epoch"] = loop.position * trainer.args.gradient_accumulation_steps
-            return self._go_on(epoch, about)
+            return self._own_epoch(epoch, about, goes_on=True)
         else:
             begun = about["epochs_trained"] == epoch and about["resume_from_checkpoint"] is not None
             accumulated = trainer.args.gradient_accumulation_steps
             loop.begin_epoch(epoch, about["steps_trained_in_current_epoch"] // accumulated if begun else 0)
-        return self._own["_run_epoch"](epoch=epoch, **about)
+        return self._own_epoch(epoch, about)
 
-    def _go_on(self, epoch: int, about: dict[str, Any]) -> Any:
-        """The trainer's own epoch, behind the steps that the job has done. `ignore_data_skip` is about snapshots: the
-        batches of these steps are fetched nowhere, and Trainer has to count the steps."""
+    def _own_epoch(self, epoch: int, about: dict[str, Any], *, goes_on: bool = False) -> Any:
+        """goes_on: behind the steps that the job has done. `ignore_data_skip` is about snapshots: the batches of these
+        steps are fetched nowhere, and Trainer has to count the steps."""
         args = self._trainer.args
-        ignored, args.ignore_data_skip = args.ignore_data_skip, False
+        ignored, args.ignore_data_skip = args.ignore_data_skip, args.ignore_data_skip and not goes_on
+        self._in_epoch = True
         try:
             return self._own["_run_epoch"](epoch=epoch, **about)
         finally:
+            self._in_epoch = False
             args.ignore_data_skip = ignored
 
-    def get_batch_samples(self, iterator: Any, number: int, device: Any) -> tuple[list[Handle], None]:
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+        """Handles, and None, as a rank counts its own items. Outside of its loop, what the trainer's own gives."""
+        if not self._in_epoch:
+            return self._own["get_batch_samples"](epoch_iterator, num_batches, device)
         if not self._loop.next():
             self._trainer.control.should_training_stop = True
             return [], None
-        return [Handle(last=number == place) for place in range(1, number + 1)], None
+        return [Handle(last=num_batches == place) for place in range(1, num_batches + 1)], None
 
-    def training_step(self, model: Any, handle: Handle, items: Any = None) -> torch.Tensor:
-        """At the last micro-batch: the mean loss of all ranks, whose gradients are in place."""
-        device = self._trainer.args.device
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """At the last micro-batch: the mean loss of all ranks, whose gradients are in place. Of a batch that a script
+        has by itself: what the trainer's own gives."""
+        device, handle = self._trainer.args.device, inputs
+        if not isinstance(handle, Handle):
+            loss: torch.Tensor = self._own["training_step"](model, inputs, num_items_in_batch)
+            return loss
         if not handle.last:
             return torch.zeros((), device=device)
         said = self._loop.run(functools.partial(self._shard, model))
@@ -391,7 +408,10 @@ class TrainerLoop:
         return int(found)
 
     def _track_num_input_tokens(self, inputs: Any) -> None:
-        self._trainer.state.num_input_tokens_seen += inputs.tokens
+        if isinstance(inputs, Handle):
+            self._trainer.state.num_input_tokens_seen += inputs.tokens
+        else:
+            self._own["_track_num_input_tokens"](inputs)
 
     def _finalize_training(self, *args: Any) -> Any:
         self._loop.end()

@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from elastic.errors import ConfigError
+from elastic.errors import BufferChanged, ConfigError, StateChanged
 from elastic.protocol.loop_state import ScriptStage
+from runtime.frontends.ddp import mistakes
 from runtime.frontends.ddp.rank_script import ALLOW, RankScript
 from runtime.frontends.frameworks.plain_state import Kept
 from runtime.loop.loops import Extent, Steps
@@ -199,13 +200,19 @@ class StepLoop:
 
     def run(self, closure: Callable[[Any, Step], None]) -> dict[str, float]:
         """Compute this worker's shards of the step in progress, and wait for the gradients of all. closure: computes
-        the gradients of a shard from its data. Returns what it has logged, over all shards."""
+        the gradients of a shard from its data. Returns what it has logged, over all shards. Raises BufferChanged and
+        StateChanged in the words of a script that has no `job`."""
         if self._ran is not None:
             ran, self._ran = self._ran, None
             return ran
         assert self._step is not None
-        for data in self._step:
-            closure(data, self._step)
+        try:
+            for data in self._step:
+                closure(data, self._step)
+        except BufferChanged as why:
+            raise mistakes.changed_buffer(why) from None
+        except StateChanged as why:
+            raise mistakes.changed_in_step(why) from None
         return self._step.metrics
 
     def withdraw(self) -> None:
