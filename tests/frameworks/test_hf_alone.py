@@ -408,6 +408,8 @@ def test_batches_that_a_class_takes_itself_are_refused(tmp_path: Path) -> None:
 
 def test_a_buffer_that_forward_changes_is_refused_with_what_to_do(tmp_path: Path) -> None:
     class Counts(Model):
+        seen: torch.Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("seen", torch.zeros(()))

@@ -143,7 +143,17 @@ def refused(tmp_path: Path, *arguments: str, ranks: int = 2) -> list[str]:
     with Job(tmp_path, *options, str(SCRIPTS / "lightning_refused.py"), *arguments) as job:
         job.wait()
         lines = [line for line in job.output.splitlines() if line.startswith("refused: ")]
-    instead = ("write ", "leave it out", "use ", "look for", "give it one", "Return ", "Leave ", "let an error end")
+    instead = (
+        "write ",
+        "leave it out",
+        "use ",
+        "look for",
+        "give it one",
+        "Return ",
+        "Leave ",
+        "let an error end",
+        "give it batch",
+    )
     for line in lines:
         assert any(words in line for words in instead), line
     return lines
@@ -154,7 +164,8 @@ def test_what_cannot_train_in_place_is_refused_with_what_to_write(tmp_path: Path
     names = (
         *("strategy='fsdp'", "sync_batchnorm=True", "manual optimization", "manual optimization"),
         *("an IterableDataset", "GradientAccumulationScheduler", "StochasticWeightAveraging", "BackboneFinetuning"),
-        *("ddp_comm_hook", "model_averaging_period", "a CombinedLoader that gives several batches at once"),
+        *("ddp_comm_hook", "ddp_comm_hook", "strategy='Own'", "model_averaging_period"),
+        *("a CombinedLoader that gives several batches at once", "validation_step(dataloader_iter)", "batch_size=None"),
         *("Tuner.lr_find()", "val_check_interval as a time"),
         *("val_check_interval=3, accumulate_grad_batches=2", "val_check_interval=2, accumulate_grad_batches=3"),
     )

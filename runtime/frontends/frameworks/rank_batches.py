@@ -29,8 +29,13 @@ class RankBatches:
     ) -> None:
         """loader: as Accelerator.prepare gives it, or with a DistributedSampler. micro_batches: of one rank in one
         step; the last step of an epoch has fewer if they do not divide. limit: batches of one rank in one epoch, at
-        most. Raises ConfigError for a dataset without random access."""
-        if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+        most. Raises ConfigError for a dataset without random access, and without a size of batches."""
+        if not isinstance(loader.dataset, IterableDataset) and loader.batch_sampler is None:
+            raise ConfigError(
+                "the training DataLoader has batch_size=None, or a BatchSampler that Lightning has taken for one: give "
+                "it batch_size= and shuffle=, or sampler="
+            )
+        if isinstance(loader.dataset, IterableDataset):
             raise ConfigError(
                 f"{type(loader.dataset).__name__} has no random access: nobody could give a lost worker's samples to "
                 "another one. Use a dataset with __len__ and __getitem__"

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 
@@ -27,7 +27,7 @@ class Points(L.LightningDataModule):
         return TensorDataset(points, (points[:, 0] * points[:, 1] + noise > 0).long())
 
     def train_dataloader(self):
-        return DataLoader(self.train, batch_size=4, shuffle=True)
+        return DataLoader(self.train, batch_size=4, sampler=DistributedSampler(self.train, seed=1))
 
     def val_dataloader(self):
         return DataLoader(self.held, batch_size=8)

@@ -6,7 +6,7 @@ import sys
 
 import lightning as L
 import torch
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities import CombinedLoader
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
@@ -39,6 +39,11 @@ class Validated(Module):
         pass
 
 
+class TakesItself(Module):
+    def validation_step(self, dataloader_iter):
+        next(dataloader_iter)
+
+
 class WithBackbone(Module):
     def __init__(self):
         super().__init__()
@@ -48,6 +53,14 @@ class WithBackbone(Module):
 class Nothing(Module):
     def training_step(self, batch, batch_idx):
         return None
+
+
+class Own(DDPStrategy):
+    pass
+
+
+StrategyRegistry.register("ddp_compressed", DDPStrategy, ddp_comm_hook=fp16_compress_hook)
+StrategyRegistry.register("ddp_own", Own)
 
 
 class Stream(IterableDataset):
@@ -84,8 +97,12 @@ for what in (
         lambda: train(Module(), callbacks=[L.pytorch.callbacks.StochasticWeightAveraging(swa_lrs=0.1)]),
         lambda: train(WithBackbone(), callbacks=[L.pytorch.callbacks.BackboneFinetuning()]),
         lambda: train(Module(), strategy=DDPStrategy(ddp_comm_hook=fp16_compress_hook)),
+        lambda: train(Module(), strategy="ddp_compressed"),
+        lambda: train(Module(), strategy="ddp_own"),
         lambda: train(Module(), strategy=DDPStrategy(model_averaging_period=4)),
         lambda: L.Trainer(**QUIET).validate(Validated(), CombinedLoader({"a": loader(), "b": loader()}, "max_size")),
+        lambda: L.Trainer(**QUIET).validate(TakesItself(), loader()),
+        lambda: train(Module(), loader(batch_size=None)),
         lambda: Tuner(L.Trainer(**QUIET)).lr_find(Module(), loader()),
         lambda: train(Validated(), val_check_interval={"seconds": 2}),
         lambda: train(Validated(), val_check_interval=3, accumulate_grad_batches=2),

@@ -93,6 +93,16 @@ def check_validations(trainer: Any, batches: int) -> None:
         )
 
 
+def check_evaluation(trainer: Any, module: Any) -> None:
+    """Raise ConfigError if the step of the evaluation that begins takes its batches itself."""
+    stage = "predict" if trainer.predicting else "test" if trainer.testing else "validation"
+    if "dataloader_iter" in inspect.signature(getattr(module, f"{stage}_step")).parameters:
+        raise ConfigError(
+            f"{stage}_step(dataloader_iter) cannot be evaluated in place, as workers share the batches of an "
+            f"evaluation; write {stage}_step(batch, batch_idx)"
+        )
+
+
 def check_batch(batch: Any, stage: str) -> None:
     """Raise ConfigError if an evaluation gives batches of several loaders at once. stage: its name."""
     several = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else ()

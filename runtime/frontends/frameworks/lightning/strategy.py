@@ -21,7 +21,12 @@ from elastic.protocol.loop_state import ScriptStage
 from runtime.frontends.ddp.rank_script import RankScript
 from runtime.frontends.frameworks.lightning import parts
 from runtime.frontends.frameworks.lightning.evaluation import BatchPlace, EvaluationPlaces, batch_size_of, evaluated
-from runtime.frontends.frameworks.lightning.refusals import check_batch, check_training, check_validations
+from runtime.frontends.frameworks.lightning.refusals import (
+    check_batch,
+    check_evaluation,
+    check_training,
+    check_validations,
+)
 from runtime.frontends.frameworks.lightning.state import LightningState, LoggerRows, rows_of
 from runtime.frontends.frameworks.rank_batches import RankBatches
 from runtime.frontends.frameworks.step_loop import StepLoop
@@ -226,6 +231,7 @@ class RankStrategy:
                 return dataloader  # each worker goes through all of it
             if dataloader.batch_sampler is None:
                 return dataloader
+            check_evaluation(trainer, self._lightning_module)
             return EvaluationPlaces(dataloader, self.world_size, seed, by_rank=not trainer.predicting)
         if self._fit is FitStage.SETS_UP:  # a hook asks for trainer.estimated_stepping_batches
             sized = isinstance(dataloader, DataLoader) and not isinstance(dataloader.dataset, IterableDataset)

@@ -17,6 +17,9 @@ import inspect
 import sys
 from typing import Any
 
+import torch.distributed as dist
+from torch.utils.data import DistributedSampler
+
 from elastic.errors import ConfigError
 from runtime.frontends.ddp.process_group import LiveRank
 from runtime.frontends.ddp.rank_script import RankScript
@@ -65,6 +68,9 @@ def install(seams: Seams, module: Any) -> None:
         if script is None:
             original(self, *args, **kwargs)
             return
+        named = kwargs.get("strategy")
+        if isinstance(named, str) and named.startswith("ddp") and named in strategies.StrategyRegistry:
+            kwargs["strategy"] = strategies.StrategyRegistry.get(named)  # with what the script has registered it
         check_arguments(kwargs, allowed)
         replaced = kwargs.get("strategy")
         if not isinstance(replaced, strategy):
@@ -99,6 +105,14 @@ def install(seams: Seams, module: Any) -> None:
     def transfer(script: RankScript, original: Any, /, self: Any, batch: Any, dataloader_idx: int = 0) -> Any:
         return batch if isinstance(batch, BatchPlace) else original(self, batch, dataloader_idx=dataloader_idx)
 
+    def sampler(script: RankScript, original: Any, /, self: Any, *args: Any, **kwargs: Any) -> None:
+        """That of a DataLoader is for all ranks, whichever rank it names; there is no process group to ask."""
+        given = inspect.signature(original).bind(self, *args, **kwargs).arguments
+        if not dist.is_initialized():
+            given["num_replicas"] = given.get("num_replicas") or script.ranks
+            given["rank"] = given.get("rank") or 0
+        original(**given)
+
     def exists(script: RankScript, original: Any, /, self: Any, filepath: Any, trainer: Any) -> Any:
         return trainer.strategy.file_exists(str(filepath))
 
@@ -106,6 +120,7 @@ def install(seams: Seams, module: Any) -> None:
     seams.wrap(module.Trainer, "fit", fit)
     seams.wrap(sys.modules[f"{package}.loops.fit_loop"]._FitLoop, "run", run)
     seams.wrap(sys.modules[f"{package}.core.module"].LightningModule, "_on_before_batch_transfer", transfer)
+    seams.wrap(DistributedSampler, "__init__", sampler)
     seams.wrap(sys.modules[f"{package}.callbacks"].ModelCheckpoint, "file_exists", exists)
 
 
