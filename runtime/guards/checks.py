@@ -20,6 +20,8 @@ from runtime.guards.module_attributes import ABSENT, Changed
 from runtime.session import Op, OpKind
 
 _BETWEEN_PASSES = (OpKind.ONCE, OpKind.EVALUATE, OpKind.ALLREDUCE)
+CHANGES_IN_FORWARD = " A layer that changes its weights in forward"
+"""How the advice for parameters begins."""
 LAUNCHERS = {"WORLD_SIZE": "torchrun", "SLURM_NTASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun"}
 """Environment variable -> the launcher that sets it to its number of processes."""
 
@@ -183,7 +185,7 @@ def state_changed(where: str, changed: Sequence[str], fixed: Collection[str] = (
         )
     elif all(name.startswith("parameter ") for name in changed):
         advice = (
-            " A layer that changes its weights in forward, as nn.Embedding(max_norm=m) does, has to leave that to you: "
+            f"{CHANGES_IN_FORWARD}, as nn.Embedding(max_norm=m) does, has to leave that to you: "
             "without max_norm, and behind optimizer.step() `with torch.no_grad(): layer.weight.renorm_(2, 0, m)`."
         )
     return errors.StateChanged(

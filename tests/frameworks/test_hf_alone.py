@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -397,13 +397,30 @@ def test_a_script_may_call_methods_of_the_loop_by_itself(tmp_path: Path) -> None
     assert alone(main) == [([2, 2], True), ([2, 2], True), 2, True]
 
 
-def test_batches_that_a_class_takes_itself_are_refused(tmp_path: Path) -> None:
-    class Filters(Trainer):  # type: ignore[misc]
-        def get_batch_samples(self, *args: Any) -> Any:
-            return super().get_batch_samples(*args)
+def test_a_class_may_look_at_get_batch_samples_and_change_nothing(tmp_path: Path) -> None:
+    class Looks(Trainer):  # type: ignore[misc]
+        seen: ClassVar[list[int]] = []
 
-    with pytest.raises(ConfigError, match=r"Filters has a get_batch_samples\(\) of its own.*--restart"):
-        alone(lambda: trained(tmp_path, cls=Filters))
+        def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+            found = super().get_batch_samples(*args, **kwargs)
+            self.seen.append(len(found[0]))
+            return found
+
+    trainer = alone(lambda: trained(tmp_path, cls=Looks, gradient_accumulation_steps=2))
+    assert Looks.seen == [2, 2]
+    assert trainer.state.global_step == 2
+
+
+@pytest.mark.parametrize("calls", [True, False])
+def test_batches_that_a_class_takes_itself_are_refused(tmp_path: Path, calls: bool) -> None:
+    class Filters(Trainer):  # type: ignore[misc]
+        def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+            if calls:
+                return super().get_batch_samples(epoch_iterator, num_batches, device)[0][:1], None
+            return [next(epoch_iterator) for _ in range(num_batches)], None
+
+    with pytest.raises(ConfigError, match=r"get_batch_samples\(\) of Filters gives other batches.*--restart"):
+        alone(lambda: trained(tmp_path, cls=Filters, gradient_accumulation_steps=2))
 
 
 def test_a_buffer_that_forward_changes_is_refused_with_what_to_do(tmp_path: Path) -> None:

@@ -165,7 +165,11 @@ def test_what_cannot_train_in_place_is_refused_with_what_to_write(tmp_path: Path
         *("strategy='fsdp'", "sync_batchnorm=True", "manual optimization", "manual optimization"),
         *("an IterableDataset", "GradientAccumulationScheduler", "StochasticWeightAveraging", "BackboneFinetuning"),
         *("ddp_comm_hook", "ddp_comm_hook", "strategy='Own'", "model_averaging_period"),
-        *("a CombinedLoader that gives several batches at once", "validation_step(dataloader_iter)", "batch_size=None"),
+        *(
+            "a CombinedLoader that gives several batches at once",
+            "validation_step(dataloader_iter)",
+            "no size of batches",
+        ),
         *("Tuner.lr_find()", "val_check_interval as a time"),
         *("val_check_interval=3, accumulate_grad_batches=2", "val_check_interval=2, accumulate_grad_batches=3"),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +12,10 @@ import torch
 from torch import nn
 
 from elastic.errors import ConfigError
-from runtime.frontends.frameworks.lightning import parts
+from runtime.frontends.frameworks.lightning import parts, trainer
 from runtime.frontends.frameworks.plain_state import plain_attributes
+from tests.frameworks.in_process import adapted
+from tests.unit.runtime.frontends.ddp import threads
 
 RANKS = 3
 
@@ -276,3 +280,28 @@ def test_a_micro_batch_finds_what_those_before_it_have_left() -> None:
         parts.have(module, record)
     assert (module.lowest, module.seen, module.losses) == ((4 + 1 + 2) / 3, 2, [0.5, 3.0, 5.0])
     assert module.logged == [("loss", 3.0), ("loss", 5.0)]
+
+
+@pytest.fixture
+def in_place() -> Iterator[Any]:
+    """lightning.pytorch, adapted."""
+    module: Any = pytest.importorskip("lightning.pytorch", reason="frameworks are installed by `make test-frameworks`")
+    pytest.importorskip("accelerate")
+    with adapted(lambda seams: trainer.install(seams, module)):
+        yield module
+        module.strategies.StrategyRegistry.remove("elastic")
+
+
+@pytest.mark.parametrize("name", ["ddp", "ddp_find_unused_parameters_true", "ddp_spawn", "ddp_notebook", "ddp_mine"])
+def test_a_registered_strategy_has_the_checkpoint_io_with_which_it_was_registered(name: str, in_place: Any) -> None:
+    mine = importlib.import_module("lightning.pytorch.plugins.io").TorchCheckpointIO()
+    registry = in_place.strategies.StrategyRegistry
+    registry.register("ddp_mine", in_place.strategies.DDPStrategy, description="", checkpoint_io=mine)
+    made: list[Any] = []
+    try:
+        threads.alone(lambda: made.append(in_place.Trainer(strategy=name, accelerator="cpu", devices=4)), 4)
+    finally:
+        registry.remove("ddp_mine")
+    (strategy,) = (one.strategy for one in made)
+    assert type(strategy).__name__ == "ElasticStrategy"
+    assert (strategy.checkpoint_io is mine) == (name == "ddp_mine")

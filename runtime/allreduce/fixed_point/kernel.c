@@ -176,12 +176,12 @@ FOR_EACH_CPU void sum_words(const uint8_t *restrict rows, int64_t count, uint64_
 }
 
 /* Copies sources[k], of sizes[k] bytes, to body + at[k]; at only grows. The whole rows of the body are summed, as by
-   sum_words, as soon as nothing more is copied to them: they are in the processor's cache then. */
-void copy_and_sum(const uint8_t *const *sources, const int64_t *at, const int64_t *sizes, int64_t pieces,
-                  uint8_t *body, int64_t rows, uint64_t *columns, uint64_t *sums)
+   sum_words, as soon as nothing more is copied to them: they are in the processor's cache then. summed: how many rows
+   are summed already. Returns how many are then. */
+int64_t copy_and_sum(const uint8_t *const *sources, const int64_t *at, const int64_t *sizes, int64_t pieces,
+                     uint8_t *body, int64_t summed, uint64_t *columns, uint64_t *sums)
 {
     const int64_t part = 1 << 17;
-    int64_t summed = 0;
     for (int64_t k = 0; k < pieces; k++) {
         for (int64_t from = 0; from < sizes[k]; from += part) {
             const int64_t length = sizes[k] - from < part ? sizes[k] - from : part;
@@ -193,5 +193,5 @@ void copy_and_sum(const uint8_t *const *sources, const int64_t *at, const int64_
             }
         }
     }
-    sum_words(body + summed * ROW_BYTES, rows - summed, columns, sums + summed);
+    return summed;
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from elastic import errors
+from runtime.guards import checks
 
 ELSE = (
     "Or write the loop with job.steps(), where this can be said, or start the script with `elastic run --restart`, "
@@ -183,11 +184,14 @@ def changed_buffer(why: errors.BufferChanged) -> errors.BufferChanged:
 
 def changed_in_step(why: errors.StateChanged) -> errors.StateChanged:
     """Of a loop that a framework runs."""
-    names = str(why).partition(" changed before ")[0]
+    names, changed, _ = str(why).partition(" changed before ")
+    if not changed:
+        return why
+    _, *advice = str(why).partition(checks.CHANGES_IN_FORWARD)
     return errors.StateChanged(
         f"{names} changed while the ranks of a step were computed. Each worker computes other ranks, so their models "
         "would part. Change weights, learning rates and schedulers behind the optimizer's step, as in a callback's "
-        f"method for the end of a step. {ELSE}"
+        f"method for the end of a step.{''.join(advice)} {ELSE}"
     )
 
 

@@ -91,7 +91,16 @@ def install(seams: Seams, trainers: Any) -> None:
                 _leave_signals_alone(self, handler)
             TrainerLoop(self, script)
 
+    samples = trainers.Trainer.get_batch_samples
+
+    @functools.wraps(samples)
+    def handles(self: Any, epoch_iterator: Any, num_batches: int, *args: Any, **kwargs: Any) -> Any:
+        loop = getattr(vars(self).get("get_batch_samples"), "__self__", None)
+        found = loop.handles(num_batches) if isinstance(loop, TrainerLoop) else None
+        return samples(self, epoch_iterator, num_batches, *args, **kwargs) if found is None else found
+
     seams.replace(trainers.Trainer, "__init__", made)
+    seams.replace(trainers.Trainer, "get_batch_samples", handles)
 
 
 def saves_on_notice(trainer: Any) -> bool:
@@ -129,6 +138,8 @@ class TrainerLoop:
         """Whether a node had to go when the last step was computed."""
         self._in_epoch = False
         """Whether the trainer's own loop asks for batches, and gets handles."""
+        self._handed_out: list[Handle] | None = None
+        """The handles of the step in progress."""
         self._event_files = TrainerEventFiles(trainer)
         self._runs = TrainerRuns(trainer)
         evaluation = Evaluation(trainer, self._own, self._loop, script.training)
@@ -274,12 +285,6 @@ class TrainerLoop:
     def _check(self, trial: Any) -> None:
         """Raise ConfigError for what cannot be trained in place."""
         args = self._trainer.args
-        given = sys.modules["transformers.trainer"].Trainer.get_batch_samples
-        if getattr(self._own["get_batch_samples"], "__func__", None) is not given:
-            raise ConfigError(
-                f"{type(self._trainer).__name__} has a get_batch_samples() of its own, which in place has no batches: "
-                "change a batch in the data_collator or in compute_loss(), or start the script with --restart"
-            )
         refused = {
             "hyperparameter_search()": trial is not None,
             "auto_find_batch_size": args.auto_find_batch_size,
@@ -326,13 +331,28 @@ class TrainerLoop:
             args.ignore_data_skip = ignored
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
-        """Handles, and None, as a rank counts its own items. Outside of its loop, what the trainer's own gives."""
+        """That of the trainer's class, whose Trainer's own gives handles. Raises ConfigError if others come of them."""
+        self._handed_out = None
+        found = self._own["get_batch_samples"](epoch_iterator, num_batches, device)
+        if self._in_epoch and (self._handed_out is None or list(found[0]) != self._handed_out or found[1] is not None):
+            raise ConfigError(
+                f"the get_batch_samples() of {type(self._trainer).__name__} gives other batches than Trainer's: in "
+                "place there is no batch before training_step(). Change a batch in the data_collator or in "
+                "compute_loss(), or start the script with --restart"
+            )
+        return found
+
+    def handles(self, num_batches: int) -> tuple[list[Handle], None] | None:
+        """Those of the next step, instead of batches; and None, as a rank counts its own items. None outside of the
+        trainer's loop."""
         if not self._in_epoch:
-            return self._own["get_batch_samples"](epoch_iterator, num_batches, device)
-        if not self._loop.next():
+            return None
+        self._handed_out = []
+        if self._loop.next():
+            self._handed_out = [Handle(last=num_batches == place) for place in range(1, num_batches + 1)]
+        else:
             self._trainer.control.should_training_stop = True
-            return [], None
-        return [Handle(last=num_batches == place) for place in range(1, num_batches + 1)], None
+        return list(self._handed_out), None
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """At the last micro-batch: the mean loss of all ranks, whose gradients are in place. Of a batch that a script

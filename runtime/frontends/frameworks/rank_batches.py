@@ -32,8 +32,8 @@ class RankBatches:
         most. Raises ConfigError for a dataset without random access, and without a size of batches."""
         if not isinstance(loader.dataset, IterableDataset) and loader.batch_sampler is None:
             raise ConfigError(
-                "the training DataLoader has batch_size=None, or a BatchSampler that Lightning has taken for one: give "
-                "it batch_size= and shuffle=, or sampler="
+                "the training DataLoader has no size of batches (Lightning drops a BatchSampler that a script gives): "
+                "give it batch_size= and shuffle=, or sampler="
             )
         if isinstance(loader.dataset, IterableDataset):
             raise ConfigError(

@@ -27,9 +27,12 @@ from runtime.recovery.kept.remote import SegmentMirror
 from runtime.recovery.kept.segment import Header, SegmentFile, aligned
 from runtime.recovery.state.encoding import dtype_name
 from runtime.recovery.state.host_bytes import DONE, HostBytes, StreamMark
-from runtime.recovery.transfer.checksum import NativeCopies, copy_with_checksum
+from runtime.recovery.transfer.checksum import FilledBody, Numbers
 from runtime.recovery.transfer.connection import CopyFailed
 from runtime.script_end import TorchThread
+
+GROUP_BYTES = 16_000_000
+"""So many are copied in one call of kernel.c, and one tensor more at most. That takes some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +88,27 @@ class CopyList:
         self._placed = placed
         self.on_gpu = placed[0].piece.tensor.is_cuda
         self.paths = [one.piece.path for one in placed]
-        self.tensors = [one.piece.tensor for one in placed]
+        self.tensors = [_alias(one.piece.tensor) for one in placed]
+        """What they are in done(), also if the script puts other data in a tensor before it is copied."""
         self.sources = [one.piece.source for one in placed]
-        self.native = _native(placed)
-        """What kernel.c needs to copy them; None: torch does."""
         self._into: dict[str, tuple[mmap.mmap, list[torch.Tensor]]] = {}
         """File -> its memory, and the places there."""
+
+    @functools.cached_property
+    def groups(self) -> list[NativeGroup]:
+        """What kernel.c copies; none: torch copies them all."""
+        if kernel() is None or not all(_is_plain(one) and _is_as_it_lies(one) for one in self.tensors):
+            return []
+        found, size = [NativeGroup([], [], [])], 0
+        for one, path, tensor in zip(self._placed, self.paths, self.tensors, strict=True):
+            if size >= GROUP_BYTES:
+                found.append(NativeGroup([], [], []))
+                size = 0
+            found[-1].paths.append(path)
+            found[-1].tensors.append(tensor)
+            found[-1].at.append(one.at)
+            size += tensor.nbytes
+        return found
 
     def into(self, file: SegmentFile) -> list[torch.Tensor]:
         """The places of the tensors in a file that has room for them."""
@@ -101,12 +119,30 @@ class CopyList:
         return found
 
 
-def _native(placed: Sequence[PlacedPiece]) -> NativeCopies | None:
-    tensors = [one.piece.tensor for one in placed]
-    if kernel() is None or not all(_is_plain(one) and _is_as_it_lies(one) for one in tensors):
-        return None
-    found = [one.data_ptr() for one in tensors], [one.at for one in placed], [one.nbytes for one in tensors]
-    return NativeCopies(*(np.array(numbers, np.int64) for numbers in found))
+@dataclass(frozen=True)
+class NativeGroup:
+    """Tensors that kernel.c copies in one call. Their memory may move: torch moves what another process gets, as by
+    share_memory(). So addresses are read right before, and a group is small. at: where in the body each begins."""
+
+    paths: list[str]
+    tensors: list[torch.Tensor]
+    at: list[int]
+
+    @functools.cached_property
+    def _numbers(self) -> tuple[Numbers, Numbers]:
+        return np.array(self.at, np.int64), np.array([one.nbytes for one in self.tensors], np.int64)
+
+    def copy(self, body: FilledBody) -> str:
+        """Returns the path of a tensor whose memory has moved meanwhile; "": none has."""
+        sources = [one.data_ptr() for one in self.tensors]
+        body.copy(np.array(sources, np.int64), *self._numbers)
+        if (now := [one.data_ptr() for one in self.tensors]) == sources:
+            return ""
+        return next(path for path, *both in zip(self.paths, sources, now, strict=True) if both[0] != both[1])
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach() if _is_plain(tensor) else tensor
 
 
 def _place(file: SegmentFile, placed: PlacedPiece) -> torch.Tensor:
@@ -252,9 +288,9 @@ class StepCopy:
             for one, clones in self._clones:
                 self._write(one, clones)
             self._clones = []
-            summed = self._write_later(body)
+            moved, summed = self._write_later(body)
             self._table = self._table or segment.table(self._mark)
-            self.torn = self._changed()
+            self.torn = moved or self._changed()
             if not self.torn:
                 header = segment.file.finish(segment.held, body, self._table, summed=summed)
         except OSError as error:
@@ -271,12 +307,19 @@ class StepCopy:
             except CopyFailed as error:
                 self.unsent.append((mirror, str(error)))
 
-    def _write_later(self, body: memoryview) -> int:
-        """What the thread copies of the script's own tensors, behind all else. Returns the checksum of the body."""
+    def _write_later(self, body: memoryview) -> tuple[str, int | None]:
+        """What the thread copies of the script's own tensors, behind all else. Returns the path of a tensor whose
+        memory has moved meanwhile, or ""; and the checksum of the body, if it is known."""
         for one in self._later:
-            if one.native is None:
+            if not one.groups:
                 self._write(one, one.tensors)
-        return copy_with_checksum([one.native for one in self._later if one.native is not None], body)
+        if not any(one.groups for one in self._later):
+            return "", None
+        filled, moved = FilledBody(body), ""
+        for one in self._later:
+            for group in one.groups:
+                moved = group.copy(filled) or moved
+        return moved, filled.checksum()
 
     def _changed(self) -> str:
         """The path of a tensor that is no more as it was when the copy began; "": all are."""

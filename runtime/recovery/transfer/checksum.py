@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import ctypes
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime.allreduce.fixed_point.conversion import kernel
 
+Numbers: TypeAlias = npt.NDArray[np.int64]
+"""Shape (pieces,)."""
 ROW_WORDS = 1024
 ROW_BYTES = 8 * ROW_WORDS
 
@@ -30,43 +30,46 @@ def checksum(data: memoryview, running: int = 0) -> int:
     """
     if (count := data.nbytes // ROW_BYTES) == 0:
         return zlib.crc32(data, running)
-    if (native := kernel()) is None:
-        rows = np.frombuffer(data[: count * ROW_BYTES], dtype="<u8").reshape(count, ROW_WORDS)
-        return _of_sums(rows.sum(axis=0), rows.sum(axis=1), data, running)
-    columns, sums = _no_sums(count)
-    native.sum_words(_address(np.frombuffer(data, np.uint8)), ctypes.c_int64(count), _address(columns), _address(sums))
-    return _of_sums(columns, sums, data, running)
+    if kernel() is not None:
+        return FilledBody(data).checksum(running)
+    rows = np.frombuffer(data[: count * ROW_BYTES], dtype="<u8").reshape(count, ROW_WORDS)
+    return _of_sums(rows.sum(axis=0), rows.sum(axis=1), data, running)
 
 
-@dataclass(frozen=True, slots=True)
-class NativeCopies:
-    """Bytes that kernel.c copies into a body. Each is an array of int64, shape (pieces,), of at least one piece.
-    sources: addresses; what lies there has to outlive this object. at: where in the body, ascending. sizes: bytes."""
+class FilledBody:
+    """A body of bytes that kernel.c fills from its beginning on, and whose checksum it makes in the same walk through
+    memory. Only if kernel() is there."""
 
-    sources: npt.NDArray[np.int64]
-    at: npt.NDArray[np.int64]
-    sizes: npt.NDArray[np.int64]
+    def __init__(self, body: memoryview) -> None:
+        """body: of one byte at least. What `copy` does not fill is there already."""
+        native = kernel()
+        assert native is not None, "see above"
+        native.copy_and_sum.restype = ctypes.c_int64
+        self._native, self._body = native, body
+        self._rows = body.nbytes // ROW_BYTES
+        self._summed = 0
+        """How many rows are in the sums."""
+        self._columns, self._sums = np.zeros(ROW_WORDS, np.uint64), np.empty(self._rows, np.uint64)
+        self._address = np.frombuffer(body, np.uint8).ctypes.data
 
+    def copy(self, sources: Numbers, at: Numbers, sizes: Numbers) -> None:
+        """Copy pieces of memory, each behind those before. sources: addresses, which are valid until this returns. at:
+        where in the body. sizes: bytes."""
+        self._summed = self._native.copy_and_sum(
+            *map(_address, (sources, at, sizes)),
+            ctypes.c_int64(len(sources)),
+            ctypes.c_void_p(self._address),
+            ctypes.c_int64(self._summed),
+            *map(_address, (self._columns, self._sums)),
+        )
 
-def copy_with_checksum(copies: Sequence[NativeCopies], body: memoryview) -> int:
-    """Make these copies, of which each begins behind the one before. Returns checksum(body), in the same walk through
-    memory. copies: none if kernel() is None."""
-    native = kernel()
-    if not copies or native is None:
-        return checksum(body)
-    lists = [(one.sources, one.at, one.sizes) for one in copies]
-    pieces = [np.concatenate(found) for found in zip(*lists, strict=True)]
-    count = body.nbytes // ROW_BYTES
-    columns, sums = _no_sums(count)
-    into = _address(np.frombuffer(body, np.uint8)), ctypes.c_int64(count)
-    what = [*map(_address, pieces), ctypes.c_int64(len(pieces[0]))]
-    native.copy_and_sum(*what, *into, _address(columns), _address(sums))
-    return _of_sums(columns, sums, body, 0)
-
-
-def _no_sums(rows: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """Of the columns, and of the rows, for kernel.c to fill."""
-    return np.zeros(ROW_WORDS, np.uint64), np.empty(rows, np.uint64)
+    def checksum(self, running: int = 0) -> int:
+        """checksum(body, running), behind the last copy."""
+        rest = self._rows - self._summed
+        where = ctypes.c_void_p(self._address + self._summed * ROW_BYTES), ctypes.c_int64(rest)
+        self._native.sum_words(*where, *map(_address, (self._columns, self._sums[self._summed :])))
+        self._summed = self._rows
+        return _of_sums(self._columns, self._sums, self._body, running)
 
 
 def _of_sums(columns: npt.NDArray[np.uint64], sums: npt.NDArray[np.uint64], data: memoryview, running: int) -> int:

@@ -109,8 +109,8 @@ def install(seams: Seams, module: Any) -> None:
         """That of a DataLoader is for all ranks, whichever rank it names; there is no process group to ask."""
         given = inspect.signature(original).bind(self, *args, **kwargs).arguments
         if not dist.is_initialized():
-            given["num_replicas"] = given.get("num_replicas") or script.ranks
-            given["rank"] = given.get("rank") or 0
+            given["num_replicas"] = ranks = given.get("num_replicas") or script.ranks
+            given["rank"] = rank if (rank := given.get("rank")) is not None and rank < ranks else 0
         original(**given)
 
     def exists(script: RankScript, original: Any, /, self: Any, filepath: Any, trainer: Any) -> Any:

@@ -11,7 +11,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,12 +21,12 @@ from torch._C._distributed_c10d import FileStore
 
 from runtime.recovery.kept import copying, segment
 from runtime.recovery.kept.choice import RoundNumber, newest_whole
+from runtime.recovery.kept.copying import NativeGroup
 from runtime.recovery.kept.loading import SavedTensor
 from runtime.recovery.kept.look import KeptHere
 from runtime.recovery.kept.place import KeptPlace
 from runtime.recovery.kept.segment import Header, SegmentFile
-from runtime.recovery.transfer import checksum
-from runtime.recovery.transfer.checksum import NativeCopies
+from runtime.recovery.transfer.checksum import FilledBody
 from tests.memory_directory import memory_directory
 from tests.unit.runtime.recovery.kept.worlds import fork, train
 
@@ -44,7 +44,7 @@ class Deaths:
         self._wrap(SegmentFile, "finish", "kept", behind=True)
         self._wrap(Header, "pack", "header")
         self._wrap(segment, "checksum", "checksum")
-        copy_all, copy = copying.copy_all, checksum.copy_with_checksum
+        copy_all, copy = copying.copy_all, NativeGroup.copy
 
         def half(into: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
             middle = len(tensors) // 2
@@ -52,13 +52,14 @@ class Deaths:
             self.at("half")
             copy_all(into[middle:], tensors[middle:])
 
-        def half_of_native(copies: Sequence[NativeCopies], body: memoryview) -> int:
-            middle = sum(len(one.at) for one in copies) // 2
-            copy([NativeCopies(one.sources[:middle], one.at[:middle], one.sizes[:middle]) for one in copies], body)
+        def half_of_group(group: NativeGroup, body: FilledBody) -> str:
+            middle = len(group.at) // 2
+            copy(NativeGroup(group.paths[:middle], group.tensors[:middle], group.at[:middle]), body)
             self.at("half")
-            return copy(copies, body)
+            return copy(NativeGroup(group.paths[middle:], group.tensors[middle:], group.at[middle:]), body)
 
-        vars(copying).update(copy_all=half, copy_with_checksum=half_of_native)
+        vars(copying)["copy_all"] = half
+        setattr(NativeGroup, "copy", half_of_group)  # noqa: B010  # mypy takes it for a method of this class
 
     def at(self, point: str) -> None:
         self._left[point] = self._left.get(point, 0) - 1

@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor
 
 import elastic
 from elastic.errors import CheckpointCorrupt, ConfigError, Disagree, NotCarried, OtherState, UsageError
+from runtime.allreduce.fixed_point import conversion
 from runtime.recovery.kept import comparison, copying
 from runtime.recovery.kept import keep as keeping
 from runtime.recovery.kept.agreed_end import AgreedEnd
@@ -41,9 +42,10 @@ from runtime.recovery.kept.look import KeptHere
 from runtime.recovery.kept.place import KNOWN, OFF, KeptPlace, directory_of, rounds_in
 from runtime.recovery.kept.segment import HEADER_BYTES, Segment, SegmentWriter, read_header, segments_in
 from runtime.recovery.kept.step_log import STEPS_MAX, LoggedStep, StepLogs
-from runtime.recovery.transfer import checksum
+from runtime.recovery.transfer.checksum import FilledBody
 from runtime.recovery.transfer.connection import CopyFailed
 
+compiled = pytest.mark.skipif(conversion.kernel() is None, reason="there is no compiler here")
 FIRST, SECOND, THIRD = (RoundNumber(0, generation) for generation in (1, 2, 3))
 
 
@@ -470,20 +472,20 @@ def test_weights_that_change_while_they_are_copied_are_not_kept(
     kept = elastic.keep(script.model)  # without the optimizer, whose step would wait
     kept.done()
     kept.wait()
-    copy = checksum.copy_with_checksum
+    write = StepCopy._write_later
 
-    def changing(copies: Any, body: memoryview) -> int:
-        summed = copy(copies, body)
+    def changing(copy: StepCopy, body: memoryview) -> tuple[str, int | None]:
+        written = write(copy, body)
         with torch.no_grad():
             script.model.up.weight.add_(1.0)
-        return summed
+        return written
 
-    monkeypatch.setattr(copying, "copy_with_checksum", changing)
+    monkeypatch.setattr(StepCopy, "_write_later", changing)
     kept.done()
     kept.wait()
     assert sorted(job.files(FIRST)) == [1]
     assert "model.up.weight was changed while it was copied" in capfd.readouterr().err
-    monkeypatch.setattr(copying, "copy_with_checksum", copy)
+    monkeypatch.setattr(StepCopy, "_write_later", write)
     kept.done()
     with torch.no_grad():
         script.model.up.weight.add_(1.0)
@@ -491,14 +493,84 @@ def test_weights_that_change_while_they_are_copied_are_not_kept(
     assert sorted(job.files(FIRST)) == [1, 3], "step 3 was copied in done() itself"
 
 
+@compiled
+def test_weights_whose_memory_moves_while_they_are_copied_are_not_kept(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """torch moves the memory of tensors that another process gets."""
+    job.begin(FIRST)
+    script = Script(shard=False)
+    kept = elastic.keep(script.model)
+    copy = FilledBody.copy
+
+    def moving(body: FilledBody, *pieces: Any) -> None:
+        copy(body, *pieces)
+        script.model.up.weight.untyped_storage().share_memory_()
+
+    monkeypatch.setattr(FilledBody, "copy", moving)
+    kept.done()
+    kept.wait()
+    assert sorted(job.files(FIRST)) == []
+    assert "model.up.weight was changed while it was copied" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("native", [pytest.param(True, marks=compiled), False])
+def test_what_a_script_does_to_memory_before_it_is_copied_changes_nothing(
+    native: bool, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not native:
+        monkeypatch.setattr(copying, "kernel", lambda: None)
+    job.begin(FIRST)
+    script = Script(shard=False)
+    kept = script.keep()
+    script.step(kept)
+    kept.wait()
+    free, write = threading.Event(), StepCopy._write_later
+
+    def later(copy: StepCopy, body: memoryview) -> tuple[str, int | None]:
+        assert free.wait(60)
+        return write(copy, body)
+
+    monkeypatch.setattr(StepCopy, "_write_later", later)
+    before = script.values()
+    kept.done()
+    script.model.up.weight.untyped_storage().share_memory_()
+    script.model.down.bias.data = torch.full_like(script.model.down.bias, 7.0)
+    for state in script.optimizer.state.values():
+        state["exp_avg"].data = torch.full_like(state["exp_avg"], 7.0)
+    free.set()
+    kept.wait()
+    assert sorted(job.files(FIRST)) == [1, 2]
+    assert script.values() != before
+    job.begin(SECOND)
+    other = Script(shard=False, seed=1)
+    assert other.keep().step == 2
+    assert other.values() == before
+
+
+def test_weights_that_lie_otherwise_are_kept_beside_others(job: Job) -> None:
+    job.begin(FIRST)
+    torch.manual_seed(1)
+    lies = torch.nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    models = [torch.nn.Linear(3, 2), lies, torch.nn.Linear(2, 3)]
+    kept = elastic.keep(*models)
+    kept.done()
+    kept.wait()
+    job.begin(SECOND)
+    others = [torch.nn.Linear(3, 2), torch.nn.Conv2d(3, 4, 2), torch.nn.Linear(2, 3)]
+    elastic.keep(*others)
+    for mine, other in zip(models, others, strict=True):
+        assert all(map(torch.equal, mine.state_dict().values(), other.state_dict().values()))
+
+
 def test_a_tensor_that_cannot_be_copied_ends_the_script(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.begin(FIRST)
     kept = elastic.keep(Script(shard=False).model)
 
-    def failing(copies: Any, body: memoryview) -> int:
+    def failing(copy: StepCopy, body: memoryview) -> tuple[str, int | None]:
         raise NotImplementedError("a tensor of some library")
 
-    monkeypatch.setattr(copying, "copy_with_checksum", failing)
+    monkeypatch.setattr(StepCopy, "_write_later", failing)
     kept.done()
     with pytest.raises(NotImplementedError, match="a tensor of some library"):
         kept.wait()

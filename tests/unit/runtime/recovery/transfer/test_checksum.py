@@ -10,7 +10,7 @@ import pytest
 
 from runtime.allreduce.fixed_point import conversion
 from runtime.recovery.transfer import checksum as module
-from runtime.recovery.transfer.checksum import ROW_BYTES, ROW_WORDS, NativeCopies, checksum, copy_with_checksum
+from runtime.recovery.transfer.checksum import ROW_BYTES, ROW_WORDS, FilledBody, checksum
 
 SIZE = 5 * ROW_BYTES + 1003
 
@@ -105,11 +105,8 @@ def test_what_is_copied_has_the_checksum_of_the_whole_body(seed: int, monkeypatc
     for place, source in zip(places, sources, strict=True):
         wanted[place : place + source.nbytes] = source.tobytes()
     pieces = [(one.ctypes.data, place, one.nbytes) for one, place in zip(sources, places, strict=True)]
-    middle = dice.randint(0, len(pieces))
-    copies = [
-        NativeCopies(*(np.array(numbers, np.int64) for numbers in zip(*some, strict=True)))
-        for some in (pieces[:middle], pieces[middle:])
-        if some
-    ]
-    assert copy_with_checksum(copies, memoryview(found)) == checksum(memoryview(wanted))
+    filled, middle = FilledBody(memoryview(found)), dice.randint(0, len(pieces))
+    for some in (pieces[:middle], pieces[middle:]):
+        filled.copy(*np.array(some, np.int64).reshape(-1, 3).T.copy())
+    assert filled.checksum(7) == without_kernel(monkeypatch, memoryview(wanted))
     assert found == wanted
