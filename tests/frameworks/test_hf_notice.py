@@ -50,3 +50,4 @@ def test_a_notice_is_told_to_callbacks_and_saves_once(tmp_path: Path) -> None:
         for worker in workers:
             heard = [answer and answer[:3] for answer in answers(job.gates, worker)]
             assert [one for one, _ in groupby(heard)] == [None, said, None]
+            assert (job.gates / f"drained.{worker}").read_text() == "rack 7 is switched off\n"

@@ -125,7 +125,7 @@ class TrainerLoop:
         self._own = {name: getattr(trainer, name) for name in REPLACED}
         """The trainer's methods, as its class has them."""
         self._script = script
-        self._loop = StepLoop(script)
+        self._loop = StepLoop(script, lambda: trainer.callback_handler.callbacks)
         self._source: RankBatches | None = None
         self._found: dict[str, Any] | None = None
         """What others, or an earlier run, had kept, until the trainer's own loop has set what it sets at its start."""

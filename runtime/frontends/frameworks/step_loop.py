@@ -10,7 +10,7 @@ one runs its script from the top: a loop that the job has behind it is not train
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -88,8 +88,11 @@ class OpenExtent(Extent):
 class StepLoop:
     """Used by the script's thread only: `begin`, then `next` and `run` for each step, then `end` and `close`."""
 
-    def __init__(self, script: RankScript) -> None:
+    def __init__(self, script: RankScript, callbacks: Callable[[], Iterable[Any]] = tuple) -> None:
+        """callbacks: those of the framework. If they have a method on_drain(notice), they are told once of each notice
+        that this worker's machine has to go, between two steps. notice: as job.notice."""
         self._script = script
+        self._callbacks = callbacks
         self._epoch = EpochPlace()
         self._kept: AtHandOut | None = None
         self._objects: dict[str, Any] = {}
@@ -174,9 +177,18 @@ class StepLoop:
         if number := training.loops.number:  # epochs are counted anew
             about = {**(about or {"order": "unknown"}), "loop": number}
         training.begin_steps(about, source.order)
+        script.job.on_drain(self._tell)
         work = PassWork(script.ranks, source, "mean", ALLOW)
         self._steps = Steps(training, work, OpenExtent(0, 0, None, None, None, self._epoch))
         return True
+
+    def _tell(self, seconds_left: float, because: str) -> None:
+        """The job's on_drain hook."""
+        if (notice := self._script.job.notice) is None or not self.open:
+            return
+        for callback in self._callbacks():
+            if callable(told := getattr(callback, "on_drain", None)):
+                told(notice)
 
     def enter(self, closure: Callable[[Any, Step], None]) -> None:
         """A newcomer, or a run that goes on: have the state of the others in the registered objects. closure: see
@@ -242,6 +254,8 @@ class StepLoop:
     def close(self) -> None:
         """The framework's loop returns: keep what it leaves, for workers that come later."""
         training = self._script.training
+        if self._tell in training.changes.drain_hooks:
+            training.changes.drain_hooks.remove(self._tell)
         if not training.loops.passing:
             assert self._kept is not None
             self._kept.note()

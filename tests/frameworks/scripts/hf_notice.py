@@ -31,6 +31,10 @@ class Signs(Dataset):
 
 
 class Asks(TrainerCallback):
+    def on_drain(self, notice):
+        with Path(os.environ["LIVE_GATES"], f"drained.{os.environ['ELASTIC_WORKER_ID']}").open("a") as file:
+            file.write(f"{notice.because}\n")
+
     def on_step_end(self, args, state, control, **kwargs):
         # Trainer's own handler would save and stop in this worker alone.
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

@@ -102,7 +102,7 @@ class Fit:
         self._model = model
         self._script = script
         self._arguments = arguments
-        self._loop = StepLoop(script)
+        self._loop = StepLoop(script, lambda: self._callbacks.callbacks)
         self._batches: WholeBatches | None = None
         self._variables: ModelVariables | None = None
         self._found: dict[str, Any] | None = None

@@ -106,7 +106,7 @@ class RankStrategy:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.script = RankScript.running()
-        self.loop = StepLoop(self.script)
+        self.loop = StepLoop(self.script, lambda: self._trainer.callbacks)
         self._behind = self.loop.next_goes_on
         """This worker has still to be told what others, or an earlier run, have."""
         self._is_set_up = False

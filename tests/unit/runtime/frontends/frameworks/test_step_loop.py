@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
+from elastic.agent.worker.node_notice import NodeNotice
 from elastic.errors import ConfigError
 from runtime.data.random_state import randomness_kept
 from runtime.frontends.ddp.rank_script import RankScript
@@ -134,6 +136,29 @@ def alone() -> str:
 @pytest.fixture(scope="module")
 def quiet() -> str:
     return alone()
+
+
+def test_callbacks_are_told_once_that_their_machine_has_to_go(quiet: str) -> None:
+    told: list[tuple[str, int]] = []
+
+    class Listens:
+        def on_drain(self, notice: NodeNotice) -> None:
+            told.append((notice.because, framework[0].counted))
+
+    framework: list[Framework] = []
+
+    def hears(session: FakeMember) -> str:
+        framework.append(Framework(session))
+        framework[0].loop = StepLoop(framework[0].script, lambda: (object(), Listens()))
+        session.going = NodeNotice(time.monotonic() + 60, "rack 7 is switched off")
+        return framework[0].train()
+
+    with one_thread():
+        world = World(1)
+        world.run(hears)
+    assert not world.errors
+    assert told == [("rack 7 is switched off", 0)]
+    assert world.digests["w0"] == quiet
 
 
 def test_epochs_are_as_long_as_the_framework_makes_them(quiet: str) -> None:
