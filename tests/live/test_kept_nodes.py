@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,12 @@ from tests.memory_directory import memory_directory
 def memory() -> Iterator[Path]:
     with memory_directory() as directory:
         yield Path(directory)
+
+
+def all_keep(job: Spread, step: int) -> bool:
+    """Whether all three workers have told of this step. Scripts do not wait for that."""
+    members = [json.dumps(member) for member in job.status()["members"]]
+    return len(members) == 3 and all(f"step {step} kept" in member for member in members)
 
 
 def lose(node: str, agent: subprocess.Popen[bytes], memory: Path) -> None:
@@ -83,8 +90,10 @@ def test_a_round_waits_for_a_node_without_a_worker_whose_memory_it_lacks(tmp_pat
         job.rendezvous()
         agents = {node: job.agent(node) for node in ("a", "b", "c")}
         rounds = Rounds(job.until, files)
-        rounds.open(0, 1, 2, 3)
-        first = rounds.await_step(4, world=3)
+        for step in range(4):  # one by one, so that the workers have time to learn which step is whole
+            rounds.open(step)
+            first = rounds.await_step(step + 1, world=3)
+            job.until(f"step {step + 1} to be known", lambda step=step: all_keep(job, step + 1))  # type: ignore[misc]
         for node in ("b", "c"):
             agents[node].kill()
         job.await_event("kept_awaited")
