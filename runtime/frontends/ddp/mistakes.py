@@ -183,7 +183,7 @@ def changed_buffer(why: errors.BufferChanged) -> errors.BufferChanged:
 
 
 def changed_in_step(why: errors.StateChanged) -> errors.StateChanged:
-    """Of a loop that a framework runs."""
+    """The same error for a script whose loop is run by a framework, so it has no `job`."""
     names, changed, _ = str(why).partition(" changed before ")
     if not changed:
         return why

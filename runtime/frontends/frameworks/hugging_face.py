@@ -331,7 +331,8 @@ class TrainerLoop:
             args.ignore_data_skip = ignored
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
-        """That of the trainer's class, whose Trainer's own gives handles. Raises ConfigError if others come of them."""
+        """Call the method of the trainer's class, which gets handles from Trainer's. Raises ConfigError if it returns
+        anything else than these."""
         self._handed_out = None
         found = self._own["get_batch_samples"](epoch_iterator, num_batches, device)
         if self._in_epoch and (self._handed_out is None or list(found[0]) != self._handed_out or found[1] is not None):
@@ -343,8 +344,8 @@ class TrainerLoop:
         return found
 
     def handles(self, num_batches: int) -> tuple[list[Handle], None] | None:
-        """Those of the next step, instead of batches; and None, as a rank counts its own items. None outside of the
-        trainer's loop."""
+        """What Trainer.get_batch_samples() returns in place: the handles of the next step instead of its batches, and
+        None, as a rank counts its own items. Outside of the trainer's loop: None, so batches are taken as usual."""
         if not self._in_epoch:
             return None
         self._handed_out = []

@@ -183,7 +183,7 @@ class StepLoop:
         return True
 
     def _tell(self, seconds_left: float, because: str) -> None:
-        """The job's on_drain hook."""
+        """The hook of job.on_drain: tell the framework's callbacks."""
         if (notice := self._script.job.notice) is None or not self.open:
             return
         for callback in self._callbacks():

@@ -32,7 +32,8 @@ from runtime.recovery.transfer.connection import CopyFailed
 from runtime.script_end import TorchThread
 
 GROUP_BYTES = 16_000_000
-"""So many are copied in one call of kernel.c, and one tensor more at most. That takes some milliseconds."""
+"""One call of kernel.c copies tensors until they have this many bytes; the last tensor may exceed it. It takes some
+milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)

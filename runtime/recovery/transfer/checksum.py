@@ -43,7 +43,7 @@ class FilledBody:
     def __init__(self, body: memoryview) -> None:
         """body: of one byte at least. What `copy` does not fill is there already."""
         native = kernel()
-        assert native is not None, "see above"
+        assert native is not None, "kernel.c was compiled"
         native.copy_and_sum.restype = ctypes.c_int64
         self._native, self._body = native, body
         self._rows = body.nbytes // ROW_BYTES

@@ -106,7 +106,8 @@ def install(seams: Seams, module: Any) -> None:
         return batch if isinstance(batch, BatchPlace) else original(self, batch, dataloader_idx=dataloader_idx)
 
     def sampler(script: RankScript, original: Any, /, self: Any, *args: Any, **kwargs: Any) -> None:
-        """That of a DataLoader is for all ranks, whichever rank it names; there is no process group to ask."""
+        """The sampler of a DataLoader is asked for all ranks, so its own rank means nothing. There is no process group
+        that it could ask."""
         given = inspect.signature(original).bind(self, *args, **kwargs).arguments
         if not dist.is_initialized():
             given["num_replicas"] = ranks = given.get("num_replicas") or script.ranks
