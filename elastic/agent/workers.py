@@ -45,7 +45,8 @@ from elastic.rendezvous.endpoint import is_loopback
 _log = logging.getLogger(__name__)
 
 SPAWN_PAUSE_S = 0.2
-"""Seconds before a successor starts, so that the survivors have the machine's processors for their recovery."""
+"""Seconds before a successor starts, so that the survivors have the machine's processors for their recovery. Scripts in
+rounds recover nothing without it: there it starts at once."""
 
 
 class WorkerEvents(Protocol):
@@ -173,7 +174,8 @@ class WorkerManager:
         slot = self.slots[number]
         if slot.deadline_s < math.inf:
             first = slot.deadline_s == -math.inf
-            wait_s = 0.0 if first else max(SPAWN_PAUSE_S, slot.deadline_s - time.monotonic())
+            pause_s = 0.0 if first or self._here.spec.restart else SPAWN_PAUSE_S
+            wait_s = max(pause_s, slot.deadline_s - time.monotonic())
             self._timers[number] = asyncio.get_running_loop().call_later(
                 wait_s, self._supervise, number, worker_slot.Due()
             )

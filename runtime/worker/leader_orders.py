@@ -41,6 +41,8 @@ class LeaderOrders:
         """Unanswered word of a checkpoint -> the function to call with whether the pointer is there."""
         self.before_exit: Callable[[], None] = lambda: None
         """Called when this process is about to end by an order of the leader."""
+        self.on_order: Callable[[], None] = lambda: None
+        """Called behind each order, on the client's thread."""
         self._shared = shared
         self._asker = asker
         self._client = client
@@ -87,6 +89,7 @@ class LeaderOrders:
                     self._shared.changed.notify_all()
         if answer is not None:
             answer(holds)
+        self.on_order()
 
     def _published(self, order: messages.Publish, generation: messages.Generation, newer_leader: bool) -> None:
         if generation.kind is not messages.Kind.PLANNED:

@@ -204,6 +204,10 @@ class WorkerSession(OperationLoop):
         """Call this when the process is about to end because the leader says so."""
         self._orders.before_exit = call
 
+    def on_order(self, call: Callable[[], None]) -> None:
+        """Call this behind each order of the leader, on a thread of the session."""
+        self._orders.on_order = call
+
     @property
     def planned(self) -> bool:
         """Whether nobody was lost when the current generation began."""

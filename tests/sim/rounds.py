@@ -299,6 +299,9 @@ class RoundsWorld:
                 self.reached.add("killed" if failure.is_from_outside else "failed")
                 self._die(worker)
                 return
+            case Blame() if worker.script is not None and not worker.script.ended:
+                self._stop(worker)
+                worker.state.script = ScriptState.WAITING
             case Hang(blamed) if blamed == name:
                 self.reached.add("hang")
                 self._die(worker)
@@ -344,7 +347,7 @@ class RoundsWorld:
         worker.knows = max(worker.knows, self.exchanges[worker.exchange].generation)
         running = worker.script is not None and not worker.script.ended
         running = running or worker.lacking_from_s < NEVER_S
-        wait_s = self.clock.between(0.0, EXCHANGE_S) if running else self.clock.between(0.0, 0.01)
+        wait_s = self.clock.between(0.0, EXCHANGE_S if running and not worker.state.over else 0.01)
         self.clock.after(wait_s, lambda: self._report(worker))
 
     def _awaits_last_step(self, worker: Worker, script: Script) -> bool:

@@ -7,6 +7,9 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
 #define FOR_EACH_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -175,23 +178,46 @@ FOR_EACH_CPU void sum_words(const uint8_t *restrict rows, int64_t count, uint64_
     }
 }
 
+/* Copies a row past the processor's caches: what the script has there stays, and the place is not read first. */
+static void store_row(uint8_t *restrict to, const uint8_t *restrict from)
+{
+#ifdef __SSE2__
+    if ((uintptr_t)to % 16 == 0) {
+        for (int i = 0; i < ROW_BYTES; i += 16)
+            _mm_stream_si128((__m128i *)(to + i), _mm_loadu_si128((const __m128i *)(from + i)));
+        return;
+    }
+#endif
+    memcpy(to, from, ROW_BYTES);
+}
+
 /* Copies sources[k], of sizes[k] bytes, to body + at[k]; at only grows. The whole rows of the body are summed, as by
-   sum_words, as soon as nothing more is copied to them: they are in the processor's cache then. summed: how many rows
-   are summed already. Returns how many are then. */
+   sum_words: those of one piece while they are copied, others when nothing more is copied to them. summed: how many
+   rows are summed already. Returns how many are then. */
 int64_t copy_and_sum(const uint8_t *const *sources, const int64_t *at, const int64_t *sizes, int64_t pieces,
                      uint8_t *body, int64_t summed, uint64_t *columns, uint64_t *sums)
 {
-    const int64_t part = 1 << 17;
     for (int64_t k = 0; k < pieces; k++) {
-        for (int64_t from = 0; from < sizes[k]; from += part) {
-            const int64_t length = sizes[k] - from < part ? sizes[k] - from : part;
-            memcpy(body + at[k] + from, sources[k] + from, length);
-            const int64_t complete = (at[k] + from + length) / ROW_BYTES;
-            if (complete > summed) {
-                sum_words(body + summed * ROW_BYTES, complete - summed, columns, sums + summed);
-                summed = complete;
+        const int64_t begin = at[k], end = begin + sizes[k], complete = end / ROW_BYTES;
+        int64_t row = (begin + ROW_BYTES - 1) / ROW_BYTES, copied = 0;
+        if (row < complete) {
+            copied = row * ROW_BYTES - begin;
+            memcpy(body + begin, sources[k], copied);
+            sum_words(body + summed * ROW_BYTES, row - summed, columns, sums + summed);
+            for (; row < complete; row++, copied += ROW_BYTES) {
+                sum_words(sources[k] + copied, 1, columns, sums + row);
+                store_row(body + begin + copied, sources[k] + copied);
             }
+            summed = complete;
+        }
+        memcpy(body + begin + copied, sources[k] + copied, sizes[k] - copied);
+        if (complete > summed) {
+            sum_words(body + summed * ROW_BYTES, complete - summed, columns, sums + summed);
+            summed = complete;
         }
     }
+#ifdef __SSE2__
+    _mm_sfence();
+#endif
     return summed;
 }

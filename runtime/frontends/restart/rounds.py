@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
@@ -83,6 +84,11 @@ class Failure:
     def is_from_outside(self) -> bool:
         """Whether somebody else has ended the script, so that nobody counts it as its fault."""
         return self.status < 0 and not self.message
+
+    @property
+    def is_cause(self) -> bool:
+        """Whether it cannot follow from the failure of another script, which may not be known yet."""
+        return self.is_from_outside and self.status == -signal.SIGKILL
 
     @property
     def said(self) -> str:
@@ -291,7 +297,7 @@ def decide(
     failures = [(worker, report.failure) for worker, report in found if report.failure is not None]
     if failures:
         first = min(failures, key=lambda entry: (*entry[1].order, entry[0]))
-        return Blame(*first) if failing else GoOn(failing=True)
+        return Blame(*first) if failing or first[1].is_cause else GoOn(failing=True)
     hanging = {worker: report.idle_s for worker, report in found if report.state is ScriptState.RUNNING}
     states = {report.state for _, report in found}
     if hanging and states <= {ScriptState.RUNNING, ScriptState.DONE} and min(hanging.values()) >= hang_s:
@@ -373,6 +379,9 @@ class RoundState:
     script: ScriptState = ScriptState.WAITING
     failure: Failure | None = None
     failing: bool = False
+    over: bool = False
+    """Whether a worker is to blame, so that the round ends with it: the next exchange is begun at once, and breaks off
+    when that worker has left."""
     held: tuple[HeldSegment, ...] | None = None
     """What this worker has found when it looked at segments in this round."""
     copied: bool = False
@@ -392,7 +401,7 @@ class RoundState:
     def enter(self, generation: int, world: int) -> None:
         """Enter the round of a generation. The caller has ended the script of the round before."""
         self.generation, self.world = generation, world
-        self.script, self.failure, self.failing = ScriptState.WAITING, None, False
+        self.script, self.failure, self.failing, self.over = ScriptState.WAITING, None, False, False
         self.held, self.copied, self.kept, self.before, self.first, self.begun = None, False, -1, -1, -1, 0
         self.hashed, self.digests = False, None
 
@@ -441,6 +450,7 @@ class RoundState:
         """See the function `decide`. generation, members: those that this worker knows now."""
         decision = decide(reports, members, generation, failing=self.failing, hang_s=hang_s)
         self.failing = isinstance(decision, GoOn) and decision.failing
+        self.over = isinstance(decision, Blame)
         return decision
 
 

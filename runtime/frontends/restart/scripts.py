@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from runtime.frontends.restart.rounds import Failure
 from runtime.frontends.restart.script_host import ScriptExit, ScriptHost, ScriptHosts
@@ -34,7 +36,7 @@ class _Script:
 
 
 class Scripts:
-    """Used by the worker's main thread only. All calls raise HostLost."""
+    """Used by the worker's main thread, `wake` by any. All calls but `wake` raise HostLost."""
 
     def __init__(self, hosts: ScriptHosts, stopped_s: float) -> None:
         """stopped_s: as of ScriptWatch."""
@@ -42,6 +44,7 @@ class Scripts:
         self._stopped_s = stopped_s
         self._running: list[_Script] = []
         self._generation = 0
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     @property
     def running(self) -> list[int]:
@@ -70,9 +73,16 @@ class Scripts:
             self._running.append(_Script(pid, host, watch, error_file))
         return self.running
 
+    def wake(self) -> None:
+        """End the `wait` that is under way, or the next one."""
+        os.eventfd_write(self._wake, 1)
+
     def wait(self, within_s: float) -> list[ScriptEnded]:
-        """Those that end within that time, at once when there is one."""
-        readable, _, _ = select.select([script.host for script in self._running], [], [], within_s)
+        """Those that end within that time, at once when there is one; none if woken, or if none runs."""
+        waiting: list[Any] = [self._wake, *(script.host for script in self._running)]
+        readable, _, _ = select.select(waiting, [], [], within_s)
+        if self._wake in readable:
+            os.eventfd_read(self._wake)
         found, now_s = [], time.monotonic()
         for script in tuple(self._running):
             if script.host in readable:

@@ -73,8 +73,8 @@ from runtime.script_end import RAISED_AT
 from runtime.session import JoinMeta, Op, OpKind
 from runtime.worker.worker_session import WorkerSession, connect
 
-EXCHANGE_S = 0.2
-"""Seconds between two exchanges while the scripts run."""
+EXCHANGE_S, DUE_EXCHANGE_S = 0.2, 0.03
+"""Seconds between two exchanges while the scripts run; and when workers are about to come or go after one."""
 PLANNED_GRACE_S = 30.0
 """Seconds that a script has to save its state when workers join or leave as planned, as under torchrun."""
 LAST_STEPS, LAST_STEP_MIN_S = 6, 2.0
@@ -145,6 +145,7 @@ class Supervisor:
         self._session.answer_others(KeptServer(self._settings.memory).answer)
         self._session.before_leaving(lambda: self._end_script(planned=True))
         self._session.before_exit(self._hurry_script)
+        self._session.on_order(self._scripts.wake)
         self._enter()
         while not self._exchange():
             pass
@@ -217,6 +218,7 @@ class Supervisor:
             case rounds.Blame(worker, failure):
                 if worker == session.worker_id:
                     self._fail(failure)
+                self._end_script(planned=False)
             case rounds.Hang() as hang:
                 self._leave_hang(hang)
             case rounds.HashKept() as last:
@@ -305,7 +307,7 @@ class Supervisor:
             self._lacking_since_s = time.monotonic()
             if rank == 0:
                 self._session.note("kept_awaited", step=lacking.step, nodes=list(lacking.nodes))
-        time.sleep(EXCHANGE_S)
+        self._scripts.wait(EXCHANGE_S)
 
     def _say_source(self, rank: int, start: rounds.StartScript) -> None:
         if rank == 0 and start.source is not None:
@@ -395,13 +397,11 @@ class Supervisor:
         return settings | self._kept_place(place.rank, members, start)
 
     def _watch(self) -> None:
-        """Wait until a script has ended, or the next exchange is due; not at all if they are to be started."""
+        """Wait until a script has ended, the leader orders something, or it is time for the next exchange; not at all
+        if scripts are to be started, or if the round is over."""
         self._notice_file.keep(self._session.going)
-        if not self._scripts.running:
-            here = self._at.script is rounds.ScriptState.WAITING or self._at.hashed
-            time.sleep(0.0 if here else EXCHANGE_S)
-            return
-        self._scripts_end(EXCHANGE_S)
+        at_once = self._at.script is rounds.ScriptState.WAITING or self._at.hashed or self._at.over
+        self._scripts_end(0.0 if at_once else DUE_EXCHANGE_S if self._session.due else EXCHANGE_S)
 
     def _scripts_end(self, within_s: float) -> bool:
         """Whether a script ends within that time."""
@@ -422,7 +422,8 @@ class Supervisor:
         worker for ever. planned: no worker was lost."""
         if not self._scripts.running:
             return
-        self._rank_bytes = max(self._rank_bytes, self._scripts.memory())
+        if self._told.ranks:  # the kernel walks through all of its pages
+            self._rank_bytes = max(self._rank_bytes, self._scripts.memory())
         grace_s = self._told.timing.stop_grace_s
         going = self._session.going
         self._notice_file.keep(going)  # a handler of the signal may ask for it

@@ -96,3 +96,12 @@ def test_a_round_is_over_for_this_worker_only_where_the_order_says_so() -> None:
     assert over()
     position.reduced = 8
     assert not over(), "the next round has begun"
+
+
+def test_whoever_waits_is_told_of_each_order_but_not_of_an_older_leaders() -> None:
+    worker, seen = orders([]), list[bool]()
+    worker.on_order = lambda: seen.append(worker.going is not None)
+    worker.deliver(Home(2, ME, 0))
+    worker.deliver(drain(2, 60_000))
+    worker.deliver(drain(1, 60_000, over=True))
+    assert seen == [False, True], "what it orders holds by then"

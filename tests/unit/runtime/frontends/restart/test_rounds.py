@@ -35,7 +35,8 @@ MEMBERS = ("a.0.0", "a.1.0", "b.0.3")
 STORE = ("10.0.0.1", 4000)
 THIRD = RoundNumber(0, 3)
 WAITING, RUNNING, DONE, FAILED = ScriptState.WAITING, ScriptState.RUNNING, ScriptState.DONE, ScriptState.FAILED
-EARLY, LATE, KILLED = Failure(1, 10.0), Failure(1, 11.0), Failure(-9, 12.0)
+EARLY, LATE, KILLED, ABORTED = Failure(1, 10.0), Failure(1, 11.0), Failure(-9, 12.0), Failure(-6, 12.0)
+EXPIRED = Failure(-9, 12.0, message="the timer expired")
 
 
 HANG_S = 30.0
@@ -173,6 +174,10 @@ TWICE = ((part(7, 0), part(7, 2)), (part(7, 1),), (part(7, 2), part(7, 1), part(
         (reports(RUNNING, FAILED, RUNNING, r1=LATE), True, Blame("a.1.0", LATE)),
         (reports(FAILED, FAILED, FAILED, r0=LATE, r1=LATE, r2=EARLY), True, Blame("b.0.3", EARLY)),
         (reports(FAILED, FAILED, FAILED, r0=EARLY, r1=KILLED, r2=LATE), True, Blame("a.1.0", KILLED)),
+        (reports(RUNNING, FAILED, RUNNING, r1=KILLED), False, Blame("a.1.0", KILLED)),
+        (reports(FAILED, FAILED, RUNNING, r0=EARLY, r1=KILLED), False, Blame("a.1.0", KILLED)),
+        (reports(RUNNING, FAILED, RUNNING, r1=ABORTED), False, GoOn(failing=True)),
+        (reports(RUNNING, FAILED, RUNNING, r1=EXPIRED), False, GoOn(failing=True)),
         (reports(DONE, FAILED, DONE, r1=EARLY), True, Blame("a.1.0", EARLY)),
         (reports(FAILED, FAILED, DONE, r0=EARLY, r1=EARLY), True, Blame("a.0.0", EARLY)),
         (reports(RUNNING, RUNNING, RUNNING, idle=(30.0, 29.9, 40.0)), False, GoOn()),
@@ -308,7 +313,9 @@ def test_a_worker_begins_each_round_anew() -> None:
     assert state.report(None, 7.0) == ScriptReport(4, 3, FAILED, None, EARLY)
     failed = reports(FAILED, RUNNING, RUNNING, r0=EARLY)
     assert state.decide(failed, MEMBERS, 4, HANG_S) == GoOn(failing=True)
+    assert not state.over
     assert state.decide(failed, MEMBERS, 4, HANG_S) == Blame(MEMBERS[0], EARLY)
+    assert state.over
     state.decide(failed, MEMBERS, 4, HANG_S)
     state.enter(5, 2)
     assert state == RoundState(5, 2)

@@ -1,13 +1,31 @@
-"""What the processes of a script that a worker has need of its memory."""
+"""The processes of a script that a worker has: how they are waited for, and what they need of its memory."""
 
 from __future__ import annotations
 
 import os
+import threading
+import time
 from pathlib import Path
+from typing import Any, cast
 
-from runtime.frontends.restart.scripts import _own_memory, too_much
+from runtime.frontends.restart.scripts import Scripts, _own_memory, too_much
 
 MB = 1_000_000
+
+
+def test_a_wait_ends_when_it_is_woken() -> None:
+    """Also if it was woken before it began."""
+    scripts = Scripts(cast(Any, None), 1.0)
+    begun_s = time.monotonic()
+    scripts.wake()
+    scripts.wake()
+    assert scripts.wait(600.0) == []
+    later = threading.Timer(0.1, scripts.wake)
+    later.start()
+    assert scripts.wait(600.0) == [], "the two wakes before have ended one wait"
+    assert time.monotonic() - begun_s >= 0.1
+    later.join()
+    assert scripts.wait(0.0) == []
 
 
 def test_ranks_that_a_worker_takes_over_are_asked_for_their_memory() -> None:
