@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from elastic.agent.worker import held_signals
@@ -134,6 +134,12 @@ class LeaderOrders:
         """The newest generation that was announced, in effect or pending."""
         with self._shared.changed:
             return self._generations[max(self._generations)]
+
+    def planned(self, numbers: Iterable[int]) -> bool:
+        """Whether these generations are known, and nobody was lost when they began."""
+        with self._shared.changed:
+            found = [self._generations.get(number) for number in numbers]
+        return all(one is not None and one.kind is messages.Kind.PLANNED for one in found)
 
     def token_of(self, generation: int) -> str | None:
         record = self._generations.get(generation)

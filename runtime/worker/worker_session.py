@@ -208,10 +208,9 @@ class WorkerSession(OperationLoop):
         """Call this behind each order of the leader, on a thread of the session."""
         self._orders.on_order = call
 
-    @property
-    def planned(self) -> bool:
-        """Whether nobody was lost when the current generation began."""
-        return self._record.kind is messages.Kind.PLANNED
+    def planned_since(self, generation: int) -> bool:
+        """Whether nobody was lost since that generation, up to the current one."""
+        return self._orders.planned(range(generation + 1, self.generation + 1))
 
     @property
     def parting(self) -> bool:

@@ -355,7 +355,8 @@ class RoundsWorld:
         members, now_s = self.generations[worker.state.generation], self.clock.now_s
         if worker.ends_by_s == NEVER_S:
             kept = self.memories.newest(worker.name, members, worker.state.generation) >= 0
-            if worker.knows not in self.planned or not kept:
+            since = range(worker.state.generation + 1, worker.knows + 1)
+            if not self.planned.issuperset(since) or not kept:
                 return False
             worker.ends_by_s = now_s + LAST_STEPS * (1.9 + self.mirror_s)
             self.ends.setdefault(worker.state.generation, PlannedEnd(len(members), self.upsets))

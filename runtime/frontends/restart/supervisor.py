@@ -249,7 +249,8 @@ class Supervisor:
         place = self._session.place()
         if place.generation == self._at.generation:
             return
-        self._end_script(planned=self._session.planned)
+        # With two generations between two exchanges, a loss may have come before what was planned.
+        self._end_script(planned=self._session.planned_since(self._at.generation))
         self._at.enter(place.generation, place.world)
         self._store = None
         if place.rank == 0:

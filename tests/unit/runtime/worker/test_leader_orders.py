@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from elastic.agent.worker.client import AgentClient
-from elastic.protocol.messages import CheckpointComplete, Drain, EndRound, Home, Pointed, Word
+from elastic.protocol.messages import CheckpointComplete, Drain, EndRound, Generation, Home, Kind, Pointed, Word
 from elastic.records.journal import Journal
 from runtime.recovery.transfer.client import CopyClient
 from runtime.worker.leader_orders import LeaderOrders
@@ -105,3 +105,12 @@ def test_whoever_waits_is_told_of_each_order_but_not_of_an_older_leaders() -> No
     worker.deliver(drain(2, 60_000))
     worker.deliver(drain(1, 60_000, over=True))
     assert seen == [False, True], "what it orders holds by then"
+
+
+def test_a_loss_between_two_looks_is_seen_although_a_planned_generation_followed() -> None:
+    worker = orders([])
+    kinds: Any = {4: Kind.PLANNED, 5: Kind.LOSS, 6: Kind.PLANNED, 7: Kind.PLANNED}
+    worker._generations = {number: cast(Generation, SimpleNamespace(kind=kind)) for number, kind in kinds.items()}
+    assert worker.planned(range(6, 8)) and worker.planned(range(8, 8))
+    assert not worker.planned(range(5, 8))
+    assert not worker.planned(range(3, 5)), "one that is not known any more"

@@ -17,7 +17,7 @@ def test_rank_0_has_a_store_at_the_address_of_its_node(address: str, tmp_path: P
     place = SimpleNamespace(generation=1, world=2, rank=0)
     timing = SimpleNamespace(stopped_s=1.0)
     told = SimpleNamespace(address=address, job_dir=tmp_path, worker_id="a.0.0", timing=timing)
-    session = SimpleNamespace(place=lambda: place, planned=False, record=None)
+    session = SimpleNamespace(place=lambda: place, planned_since=lambda generation: False, record=None)
     worker = Supervisor(cast(Any, session), cast(Any, None), cast(Any, told))
     worker._follow_generation()
     found = worker._address()
