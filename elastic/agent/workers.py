@@ -45,8 +45,8 @@ from elastic.rendezvous.endpoint import is_loopback
 _log = logging.getLogger(__name__)
 
 SPAWN_PAUSE_S = 0.2
-"""Seconds before a successor starts, so that the survivors have the machine's processors for their recovery. Scripts in
-rounds recover nothing without it: there it starts at once."""
+"""Seconds before a successor starts, so that the survivors have the machine's processors for their recovery. With
+--restart it starts at once: there the survivors copy and compute nothing anew."""
 
 
 class WorkerEvents(Protocol):

@@ -160,7 +160,7 @@ ROWS = (
     _worker("kept_found", "step kept_in", "round {generation} goes on from step {step}, which elastic.keep has in "
         "memory", "By rank 0", GOOD, feeds=(THIN,)),
     _worker("ranks_memory", "ranks because", "{worker_id} has little memory for its {ranks} ranks: {because}",
-        "With --restart, before the scripts of a round start, by what they had in the round before. Say --min-workers "
+        "With --ranks, before the scripts of a round start, by what they had in the round before. Say --min-workers "
         "so that no worker has to take over so many, or give the machine more memory", WARN,
         console="{who} may be killed for want of memory: {because}"),
     _worker("kept_awaited", "step nodes", "round {generation} waits up to 30 s for a node whose memory has step {step}",

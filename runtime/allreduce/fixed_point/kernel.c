@@ -178,7 +178,8 @@ FOR_EACH_CPU void sum_words(const uint8_t *restrict rows, int64_t count, uint64_
     }
 }
 
-/* Copies a row past the processor's caches: what the script has there stays, and the place is not read first. */
+/* Copies a row past the processor's caches: the script's data stay there, and the destination is not read before it is
+   written. */
 static void store_row(uint8_t *restrict to, const uint8_t *restrict from)
 {
 #ifdef __SSE2__
@@ -192,8 +193,8 @@ static void store_row(uint8_t *restrict to, const uint8_t *restrict from)
 }
 
 /* Copies sources[k], of sizes[k] bytes, to body + at[k]; at only grows. The whole rows of the body are summed, as by
-   sum_words: those of one piece while they are copied, others when nothing more is copied to them. summed: how many
-   rows are summed already. Returns how many are then. */
+   sum_words: a row that lies in one piece while it is copied, others when nothing more is copied to them. summed: how
+   many rows are summed already. Returns how many are then. */
 int64_t copy_and_sum(const uint8_t *const *sources, const int64_t *at, const int64_t *sizes, int64_t pieces,
                      uint8_t *body, int64_t summed, uint64_t *columns, uint64_t *sums)
 {
@@ -217,7 +218,7 @@ int64_t copy_and_sum(const uint8_t *const *sources, const int64_t *at, const int
         }
     }
 #ifdef __SSE2__
-    _mm_sfence();
+    _mm_sfence(); /* others read the body as soon as its header is written */
 #endif
     return summed;
 }

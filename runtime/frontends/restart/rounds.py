@@ -75,10 +75,10 @@ class Failure:
             return cls(status, now_s, message=f"{error_file} cannot be read")
 
     @property
-    def order(self) -> tuple[bool, float]:
+    def order(self) -> tuple[bool, bool, float]:
         """The first of several is the cause: the failure of one script closes its connections, by which the others
         fail too, some of them faster than one that was killed."""
-        return self.status >= 0, self.at_s
+        return not self.is_cause, self.status >= 0, self.at_s
 
     @property
     def is_from_outside(self) -> bool:
@@ -87,7 +87,8 @@ class Failure:
 
     @property
     def is_cause(self) -> bool:
-        """Whether it cannot follow from the failure of another script, which may not be known yet."""
+        """Whether it is no consequence of another script's failure: SIGKILL. No report of another failure has to be
+        waited for."""
         return self.is_from_outside and self.status == -signal.SIGKILL
 
     @property
@@ -284,7 +285,8 @@ def decide(
     """What all workers do after an exchange; they have the same reports, so they decide alike.
 
     reports: by worker id. members: of this worker's generation, in rank order. failing: a failure was in the reports
-    before these. hang_s: seconds for which all scripts may use no processor.
+    before these, so a worker is blamed; SIGKILL is blamed at once. hang_s: seconds for which all scripts may use no
+    processor.
 
     A member may be lost between the exchange and this decision, and only some survivors know of it yet. So the one
     decision after which nobody comes to another exchange, AllDone, follows from the reports alone.
@@ -380,8 +382,8 @@ class RoundState:
     failure: Failure | None = None
     failing: bool = False
     over: bool = False
-    """Whether a worker is to blame, so that the round ends with it: the next exchange is begun at once, and breaks off
-    when that worker has left."""
+    """Whether a worker is to blame: the round ends when that worker has left. The next exchange begins at once; it
+    cannot be complete before."""
     held: tuple[HeldSegment, ...] | None = None
     """What this worker has found when it looked at segments in this round."""
     copied: bool = False

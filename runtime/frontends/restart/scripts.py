@@ -78,7 +78,7 @@ class Scripts:
         os.eventfd_write(self._wake, 1)
 
     def wait(self, within_s: float) -> list[ScriptEnded]:
-        """Those that end within that time, at once when there is one; none if woken, or if none runs."""
+        """Those that end within that time. It returns early when one ends, or when `wake` is called."""
         waiting: list[Any] = [self._wake, *(script.host for script in self._running)]
         readable, _, _ = select.select(waiting, [], [], within_s)
         if self._wake in readable:

@@ -74,7 +74,8 @@ from runtime.session import JoinMeta, Op, OpKind
 from runtime.worker.worker_session import WorkerSession, connect
 
 EXCHANGE_S, DUE_EXCHANGE_S = 0.2, 0.03
-"""Seconds between two exchanges while the scripts run; and when workers are about to come or go after one."""
+"""Seconds between two exchanges while the scripts run; and while a generation is pending, in which workers come or go.
+"""
 PLANNED_GRACE_S = 30.0
 """Seconds that a script has to save its state when workers join or leave as planned, as under torchrun."""
 LAST_STEPS, LAST_STEP_MIN_S = 6, 2.0
@@ -127,7 +128,8 @@ class Supervisor:
         self._kept_s, self._step_s = 0.0, 0.0
         """When a newer step was kept, and how long one takes."""
         self._rank_bytes = 0
-        """The most memory that a process of the script of its own has had here in an earlier round."""
+        """The most memory that a process of the script of its own has had here in an earlier round; 0 without
+        --ranks."""
         self._lacking_since_s = math.inf
         """Since when scripts do not start, as a node has no member whose memory is needed."""
         self._store: TCPStore | None = None
@@ -419,8 +421,8 @@ class Supervisor:
             self._session.note("script_ended", status=ended.status, script=ended.pid)
 
     def _end_script(self, *, planned: bool) -> None:
-        """End the script if it runs. It has time to save its state, unless a worker was lost: then it may wait for that
-        worker for ever. planned: no worker was lost."""
+        """End the script if it runs. It has time to save its state, unless a worker was lost or is about to end: then
+        it may wait for that worker for ever. planned: neither is so."""
         if not self._scripts.running:
             return
         if self._told.ranks:  # the kernel walks through all of its pages

@@ -53,8 +53,8 @@ class FilledBody:
         self._address = np.frombuffer(body, np.uint8).ctypes.data
 
     def copy(self, sources: Numbers, at: Numbers, sizes: Numbers) -> None:
-        """Copy pieces of memory, each behind those before. sources: addresses, which are valid until this returns. at:
-        where in the body. sizes: bytes."""
+        """Copy pieces of memory, each behind those before. sources: addresses, which are valid until this returns. A
+        byte there that changes meanwhile makes the checksum wrong. at: where in the body. sizes: bytes."""
         self._summed = self._native.copy_and_sum(
             *map(_address, (sources, at, sizes)),
             ctypes.c_int64(len(sources)),

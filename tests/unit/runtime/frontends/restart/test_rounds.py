@@ -35,7 +35,7 @@ MEMBERS = ("a.0.0", "a.1.0", "b.0.3")
 STORE = ("10.0.0.1", 4000)
 THIRD = RoundNumber(0, 3)
 WAITING, RUNNING, DONE, FAILED = ScriptState.WAITING, ScriptState.RUNNING, ScriptState.DONE, ScriptState.FAILED
-EARLY, LATE, KILLED, ABORTED = Failure(1, 10.0), Failure(1, 11.0), Failure(-9, 12.0), Failure(-6, 12.0)
+EARLY, LATE, KILLED, ABORTED = Failure(1, 10.0), Failure(1, 11.0), Failure(-9, 12.0), Failure(-6, 11.5)
 EXPIRED = Failure(-9, 12.0, message="the timer expired")
 
 
@@ -176,6 +176,7 @@ TWICE = ((part(7, 0), part(7, 2)), (part(7, 1),), (part(7, 2), part(7, 1), part(
         (reports(FAILED, FAILED, FAILED, r0=EARLY, r1=KILLED, r2=LATE), True, Blame("a.1.0", KILLED)),
         (reports(RUNNING, FAILED, RUNNING, r1=KILLED), False, Blame("a.1.0", KILLED)),
         (reports(FAILED, FAILED, RUNNING, r0=EARLY, r1=KILLED), False, Blame("a.1.0", KILLED)),
+        (reports(FAILED, FAILED, RUNNING, r0=ABORTED, r1=KILLED), False, Blame("a.1.0", KILLED)),
         (reports(RUNNING, FAILED, RUNNING, r1=ABORTED), False, GoOn(failing=True)),
         (reports(RUNNING, FAILED, RUNNING, r1=EXPIRED), False, GoOn(failing=True)),
         (reports(DONE, FAILED, DONE, r1=EARLY), True, Blame("a.1.0", EARLY)),
