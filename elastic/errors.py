@@ -236,6 +236,11 @@ class TooEarly(UsageError):
 class StateChanged(UsageError):
     """Change weights, learning rates and job.state only between passes."""
 
+    names = ""
+    """What has changed, as "parameter model.0.weight"; "": nothing, an assignment was refused."""
+    in_forward = ""
+    """A sentence for a layer that changes its weights in forward(), if it may have been one."""
+
 
 class LossDivided(UsageError):
     """Drop the division by the number of shards; the reduction already takes the mean."""
@@ -255,6 +260,9 @@ class Unregistered(UsageError):
 
 class BufferChanged(UsageError):
     """Declare how the buffer is merged: job.register(buffers={"name": "mean"}) or "first"."""
+
+    names = ""
+    """What has changed, as "buffer model.1.running_mean"."""
 
 
 class Disagree(UsageError):

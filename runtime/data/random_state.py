@@ -51,11 +51,14 @@ def _seed_devices() -> Callable[[int], object]:
 
 def seed_all(*position: object) -> int:
     """Seed torch (all devices), numpy and random from a position; returns the 63-bit seed."""
-    text = ",".join(map(str, position))
-    digest = hashlib.blake2b(text.encode(), digest_size=8, person=b"shard seed").digest()
-    derived = int.from_bytes(digest, "little") >> 1
+    derived = derived_seed(b"shard seed", ",".join(map(str, position)).encode())
     seed_generators(derived)
     return derived
+
+
+def derived_seed(purpose: bytes, position: bytes) -> int:
+    """A seed of 63 bits, another one for each purpose and position. purpose: at most 16 bytes."""
+    return int.from_bytes(hashlib.blake2b(position, digest_size=8, person=purpose).digest(), "little") >> 1
 
 
 def seed_generators(value: int) -> None:

@@ -20,7 +20,6 @@ from runtime.guards.module_attributes import ABSENT, Changed
 from runtime.session import Op, OpKind
 
 _BETWEEN_PASSES = (OpKind.ONCE, OpKind.EVALUATE, OpKind.ALLREDUCE)
-CHANGES_IN_FORWARD = " A layer that changes its weights in forward"
 """How the advice for parameters begins."""
 LAUNCHERS = {"WORLD_SIZE": "torchrun", "SLURM_NTASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun"}
 """Environment variable -> the launcher that sets it to its number of processes."""
@@ -172,11 +171,13 @@ def state_changed(where: str, changed: Sequence[str], fixed: Collection[str] = (
     """
     names = _first(changed)
     if all(name.startswith("buffer ") for name in changed):
-        return errors.BufferChanged(
+        of_buffer = errors.BufferChanged(
             f"{names} changed in {where}. Each worker runs other shards, so their buffers would part. Say how to merge "
             'it: job.register(buffers={"model.name": "mean"}), or "first" for the value of the first shard.'
         )
-    advice = ""
+        of_buffer.names = names
+        return of_buffer
+    advice = in_forward = ""
     if set(changed) <= {f"parameter {name}" for name in fixed}:
         advice = (
             " They are parameters that are not trained. If a layer keeps its running statistics in them, as Keras' "
@@ -184,15 +185,17 @@ def state_changed(where: str, changed: Sequence[str], fixed: Collection[str] = (
             f'job.register(buffers={{"{changed[0].removeprefix("parameter ")}": "mean"}}), or "first" for integers.'
         )
     elif all(name.startswith("parameter ") for name in changed):
-        advice = (
-            f"{CHANGES_IN_FORWARD}, as nn.Embedding(max_norm=m) does, has to leave that to you: "
+        advice = in_forward = (
+            " A layer that changes its weights in forward, as nn.Embedding(max_norm=m) does, has to leave that to you: "
             "without max_norm, and behind optimizer.step() `with torch.no_grad(): layer.weight.renorm_(2, 0, m)`."
         )
-    return errors.StateChanged(
+    of_state = errors.StateChanged(
         f"{names} changed before {where} was reduced. Workers run different shards and a newcomer copies the state "
         "of this moment, so their models would part. Change weights, learning rates, schedulers and job.state after "
         f"the inner loop, where the gradients are complete.{advice}"
     )
+    of_state.names, of_state.in_forward = names, in_forward
+    return of_state
 
 
 class OptimizerGuard:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from elastic import errors
-from runtime.guards import checks
 
 ELSE = (
     "Or write the loop with job.steps(), where this can be said, or start the script with `elastic run --restart`, "
@@ -174,9 +173,8 @@ def forward_in_backward() -> errors.NotInPlace:
 
 
 def changed_buffer(why: errors.BufferChanged) -> errors.BufferChanged:
-    names = str(why).partition(" changed in ")[0]
     return errors.BufferChanged(
-        f"{names} changed in forward(). torchrun goes on with that of rank 0; here only BatchNorm's statistics are "
+        f"{why.names} changed in forward(). torchrun goes on with that of rank 0; here only BatchNorm's statistics are "
         "merged. Make it an average that the script updates behind optimizer.step(), or leave it as it is while "
         f"model.training. {ELSE}"
     )
@@ -184,14 +182,12 @@ def changed_buffer(why: errors.BufferChanged) -> errors.BufferChanged:
 
 def changed_in_step(why: errors.StateChanged) -> errors.StateChanged:
     """The same error for a script whose loop is run by a framework, so it has no `job`."""
-    names, changed, _ = str(why).partition(" changed before ")
-    if not changed:
+    if not why.names:
         return why
-    _, *advice = str(why).partition(checks.CHANGES_IN_FORWARD)
     return errors.StateChanged(
-        f"{names} changed while the ranks of a step were computed. Each worker computes other ranks, so their models "
-        "would part. Change weights, learning rates and schedulers behind the optimizer's step, as in a callback's "
-        f"method for the end of a step.{''.join(advice)} {ELSE}"
+        f"{why.names} changed while the ranks of a step were computed. Each worker computes other ranks, so their "
+        "models would part. Change weights, learning rates and schedulers behind the optimizer's step, as in a "
+        f"callback's method for the end of a step.{why.in_forward} {ELSE}"
     )
 
 
@@ -199,12 +195,11 @@ def changed_state(
     why: errors.StateChanged, rates: Mapping[str, tuple[object, object]], where: str
 ) -> errors.StateChanged:
     """rates: learning rates that have changed, from what to what. where: the script's frame that stood then."""
-    names = str(why).partition(" changed before ")[0]
     values = "".join(f" ({name}: {was} before, {now} now)" for name, (was, now) in rates.items())
     return errors.StateChanged(
-        f"{names} changed between a batch and its backward(), seen at {where}{values}, other than in the turn before, "
-        'as by `group["lr"] *= 0.9` at the top of the loop: a worker that computes two ranks would do it twice a step. '
-        'Compute a rate from a number that counts steps, `group["lr"] = lr * 0.9**step`, or change it behind '
+        f"{why.names} changed between a batch and its backward(), seen at {where}{values}, other than in the turn "
+        'before, as by `group["lr"] *= 0.9` at the top of the loop: a worker that computes two ranks would do it twice '
+        'a step. Compute a rate from a number that counts steps, `group["lr"] = lr * 0.9**step`, or change it behind '
         f"optimizer.step(); and leave weights to an optimizer. {ELSE}"
     )
 

@@ -4,7 +4,6 @@ in this process, which no other process has drawn: a newcomer, or a worker that 
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import random
 from collections.abc import Iterable, Iterator
@@ -16,6 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Sampler
+
+from runtime.data.random_state import derived_seed
 
 DEPTH_MAX = 4
 """How many attributes of attributes are gone through, such as the sampler of a batch sampler."""
@@ -62,8 +63,7 @@ def seed(owned: Iterable[Owned], *position: object) -> None:
     for place, (owner, name) in enumerate(owned):
         given = getattr(owner, "seed", None)
         text = ",".join(map(str, (*position, place, *([given] if isinstance(given, int) else []))))
-        digest = hashlib.blake2b(text.encode(), digest_size=8, person=b"own generator").digest()
-        value = int.from_bytes(digest, "little") >> 1
+        value = derived_seed(b"own generator", text.encode())
         if _makes_its_own(owner):
             owner.generator, owner._generator_pid = owner.get_generator(value), os.getpid()
         else:
@@ -110,8 +110,7 @@ def of_epoch(thing: Any, epoch: int) -> Iterator[None]:
         for place, (generator, state) in enumerate(zip(generators, states, strict=True)):
             if epoch:
                 words = state.numpy().tobytes() if isinstance(state, torch.Tensor) else repr(state).encode()
-                digest = hashlib.blake2b(words + f",{epoch},{place}".encode(), digest_size=8, person=b"order").digest()
-                _seed(generator, int.from_bytes(digest, "little") >> 1)
+                _seed(generator, derived_seed(b"order", words + f",{epoch},{place}".encode()))
         yield
     finally:
         for generator, state in zip(generators, states, strict=True):

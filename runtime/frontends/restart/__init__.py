@@ -15,5 +15,6 @@ kept_trainer.py  transformers.Trainer, kept in memory without a line in the scri
 kept_lightning.py  Lightning's Trainer, the same
 kept_accelerate.py  loops over what accelerate prepares, the same
 script_values.py  what such a script counts in its frames, for its next process
+kept_sources.py  where what was kept is, for the scripts of a worker
 supervisor.py    the worker: from one exchange with the other workers to the next
 """

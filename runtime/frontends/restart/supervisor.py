@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn, cast
 
@@ -35,12 +35,12 @@ from elastic.protocol.loop_state import (
     StepLeft,
     StepsBegun,
 )
-from elastic.protocol.worker_id import node_of
 from runtime.allreduce.reduction.flat_pool import CPU
 from runtime.allreduce.reduction.partial_sum import Json, Partial
 from runtime.allreduce.ring.process_group import store_on
 from runtime.allreduce.ring.tls import TlsContexts
 from runtime.frontends.restart import rounds
+from runtime.frontends.restart.kept_sources import KeptSources
 from runtime.frontends.restart.places import RankPlace, environment, places, share
 from runtime.frontends.restart.script_host import HostLost, ScriptHosts
 from runtime.frontends.restart.script_timers import ENABLED, TIMER_FILE
@@ -50,21 +50,14 @@ from runtime.frontends.restart.step_records import StepRecords
 from runtime.loop.training import empty_leaf
 from runtime.recovery.kept.agreed_end import POLL_S, EndOfRound
 from runtime.recovery.kept.choice import (
-    HeldSegment,
-    KeptStep,
     KnownStep,
     RoundNumber,
     ThinPart,
-    holders,
     lost_parts,
-    mirrors_of,
-    newest_whole,
 )
-from runtime.recovery.kept.digest import leaf_digests
-from runtime.recovery.kept.loading import opened
 from runtime.recovery.kept.look import KeptHere
-from runtime.recovery.kept.place import KeptPlace, directory_of
-from runtime.recovery.kept.remote import KeptServer, OtherMachines, pull
+from runtime.recovery.kept.place import directory_of
+from runtime.recovery.kept.remote import KeptServer, pull
 from runtime.recovery.kept.step_log import StepLogs
 from runtime.recovery.state.available_memory import available_bytes
 from runtime.recovery.state.training_state import Carrier, Values
@@ -136,6 +129,7 @@ class Supervisor:
         """The store of the round in progress, if this worker has rank 0 in it."""
         self._settings = Settings.from_environment(os.environ)
         self._kept = KeptHere(self._settings.memory, session)
+        self._sources = KeptSources(session, told, self._settings.memory)
         self._at.memory = bool(self._settings.memory)
         self._logs, self._records = StepLogs(self._settings.memory), StepRecords(session.record)
         self._digest = ""
@@ -321,55 +315,11 @@ class Supervisor:
             because = lost_parts(one for held in start.held.values() for one in held)
             self._session.note("kept_incomplete", because=because)
 
-    def _kept_place(self, rank: int, members: tuple[str, ...], start: rounds.StartScript) -> dict[str, str]:
-        """What a process of the script is told about keeping its state. Raises OSError."""
-        memory, source = self._settings.memory, start.source
-        because, others = "", ""
-        if start.without:
-            because = f"{start.without[0]} has no directory in memory: --snapshot-every off says so, or its log"
-        elif mirrors := mirrors_of(self._session.worker_id, members):
-            source, parts, count = self._elsewhere(start.source, start.held)
-            path = KeptPlace(memory, self._round).directory() / f"others.{rank}"
-            OtherMachines(self._session.dial(), mirrors, parts, count).write(path)
-            others = str(path)
-        return KeptPlace(memory, self._round, source, because, others, own=self._told.ranks > 0).to_environment()
-
-    def _elsewhere(
-        self, source: KeptStep | None, held: Mapping[str, tuple[HeldSegment, ...]]
-    ) -> tuple[KeptStep | None, dict[int, str], int]:
-        """What the script loads, and which parts of it are on other machines: part -> worker; and how many parts."""
-        me = self._session.worker_id
-        if source is None:
-            return None, {}, 0
-        alike = (
-            one
-            for worker, segments in held.items()
-            for one in segments
-            if node_of(worker) == node_of(me) and (one.step, one.round) == (source.step, source.round)
-        )
-        if (here := newest_whole(alike)) is not None:
-            return here, {}, 0
-        found = holders(held, source)
-        away = {
-            part.part: workers[self._told.slot % len(workers)]
-            for part, workers in found.items()
-            if node_of(me) not in map(node_of, workers)
-        }
-        return source, away, next(iter(found)).parts
-
     def _hash_kept(self, members: tuple[str, ...], last: rounds.HashKept) -> None:
         """Digest this worker's share of the last step, if that is the last one that the script has done."""
         self._at.hashed = True
-        source, parts, count = self._elsewhere(last.source, last.held)
-        if source is None or source.step != self._records.newest(self._round):
-            return
-        others = OtherMachines(self._session.dial(), (), parts, count)
-        mine = members.index(self._session.worker_id), len(members)
-        try:
-            with opened(self._settings.memory, source, others, TlsContexts(self._told.certs)) as segments:
-                self._at.digests = leaf_digests(segments, *mine, own=self._told.ranks > 0)
-        except (CopyFailed, CheckpointCorrupt, OSError, RuntimeError, MemoryError) as error:  # torch has no memory
-            self._session.note("kept_not_digested", step=source.step, because=str(error))
+        if last.source is not None and last.source.step == self._records.newest(self._round):
+            self._at.digests = self._sources.digests(members, last.source, last.held)
 
     def _start(self, members: tuple[str, ...], start: rounds.StartScript) -> None:
         self._at.starts(start, self._round)
@@ -397,7 +347,7 @@ class Supervisor:
         settings[NOTICE_FILE] = str(self._notice_file.path)
         if os.environ.get(ENABLED) == "1":
             settings[TIMER_FILE] = str(error_file.with_suffix(".timer"))
-        return settings | self._kept_place(place.rank, members, start)
+        return settings | self._sources.environment(place.rank, members, start, self._round)
 
     def _watch(self) -> None:
         """Wait until a script has ended, the leader orders something, or it is time for the next exchange; not at all
