@@ -9,11 +9,12 @@ Both have three processes and the same script. In each run both train undisturbe
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -23,6 +24,7 @@ from tests.bench.launchers import OURS, TORCHRUN
 from tests.bench.legs import Recipe
 from tests.bench.recovery import say
 from tests.bench.report import Bench, Row
+from tests.bench.stamps import Stamp
 from tests.bench.storms import QUIET, Leg, judge, shares, span
 
 BENCH = Bench("kept")
@@ -41,9 +43,17 @@ def torchrun(directory: Path) -> Contender:
     return contenders.torchrun(directory, WORKERS, SCRIPT)
 
 
-def leg(job: Contender, seconds: float, every_s: float, seed: int) -> Leg:
+@dataclass(frozen=True, slots=True)
+class KeptLeg(Leg):
+    """rounds_s: of each death, the seconds from SIGKILL until each of WORKERS new processes has done a step."""
+
+    rounds_s: tuple[float, ...] = ()
+
+
+def leg(job: Contender, seconds: float, every_s: float, seed: int) -> KeptLeg:
     """With a death so often; 0: without. Raises RuntimeError if the job ends, TimeoutError if it comes to a stand."""
     stamps = job.directory / "stamps"
+    deaths: list[int] = []
     driver = legs.Driver(job.gate, stamps, random.Random(seed), job.check)
 
     def all_step() -> bool:
@@ -52,17 +62,27 @@ def leg(job: Contender, seconds: float, every_s: float, seed: int) -> Leg:
     driver.until("all processes train", all_step)
     driver.begin()
     begun_ns = time.monotonic_ns()
-    deaths = 0
     for at_s, _ in legs.plan(Recipe(every_s), seconds, seed):
         driver.pass_time(begun_ns / 1e9 + at_s)
-        deaths += driver.hit(legs.kill, lambda victim: None)
+        driver.hit(legs.kill, lambda victim: deaths.append(time.monotonic_ns()))
     driver.pass_time(begun_ns / 1e9 + seconds)
-    return replace(judge(job.stamps(), begun_ns, time.monotonic_ns(), own_parts=False), taken=deaths)
+    told, ended_ns = job.stamps(), time.monotonic_ns()
+    found = replace(judge(told, begun_ns, ended_ns, own_parts=False), taken=len(deaths))
+    return KeptLeg(**asdict(found), rounds_s=rounds(told, deaths))
 
 
-def measure(home: Path, seconds: float, every_s: float, seed: int) -> dict[str, dict[str, Leg]]:
+def rounds(told: Mapping[str, Sequence[Stamp]], deaths: Sequence[int]) -> tuple[float, ...]:
+    """As of KeptLeg, of those deaths behind which so many new processes have come. deaths: in nanoseconds, by time."""
+    first = sorted(of[0].t_ns for of in told.values() if of)
+    behind = [[t_ns for t_ns in first if t_ns > death] for death in deaths]
+    return tuple(
+        (new[WORKERS - 1] - death) / 1e9 for death, new in zip(deaths, behind, strict=True) if new[WORKERS - 1 :]
+    )
+
+
+def measure(home: Path, seconds: float, every_s: float, seed: int) -> dict[str, dict[str, KeptLeg]]:
     """One run: launcher -> QUIET or DEATHS -> what was left."""
-    found: dict[str, dict[str, Leg]] = {}
+    found: dict[str, dict[str, KeptLeg]] = {}
     launchers: dict[str, Callable[[Path], Contender]] = {OURS: kept, TORCHRUN: torchrun}
     for name, started in launchers.items():
         found[name] = {}
@@ -74,7 +94,7 @@ def measure(home: Path, seconds: float, every_s: float, seed: int) -> dict[str, 
     return found
 
 
-def rows_of(runs: Sequence[Mapping[str, Mapping[str, Leg]]], every_s: float) -> list[Row]:
+def rows_of(runs: Sequence[Mapping[str, Mapping[str, KeptLeg]]], every_s: float) -> list[Row]:
     rows = []
     for name in (OURS, TORCHRUN):
         for what, said in ((QUIET, "undisturbed"), (DEATHS, f"a death each {every_s:g} s")):
@@ -87,12 +107,15 @@ def rows_of(runs: Sequence[Mapping[str, Mapping[str, Leg]]], every_s: float) -> 
             ]
             rate = median(one.steps / one.seconds for one in of)
             rows.append(Row(f"{name}, {said}: steps/s", f"{rate:.2f}", ", ".join(words)))
+        took = [second for run in runs for second in run[name][DEATHS].rounds_s] or [math.nan]
+        spread = f"{span(took, '.1f')} s, {len(took)} deaths"
+        rows.append(Row(f"{name}: from SIGKILL to a step of {WORKERS} new processes", f"{median(took):.1f} s", spread))
         share = shares([run[name] for run in runs], DEATHS)
         rows.append(Row(f"{name}: goodput", f"{median(share):.2f}", span(share, ".2f")))
     return rows
 
 
-def summary(runs: Sequence[Mapping[str, Mapping[str, Leg]]]) -> str:
+def summary(runs: Sequence[Mapping[str, Mapping[str, KeptLeg]]]) -> str:
     """The last line, for scripts."""
     words = [f"{name}={median(shares([run[name] for run in runs], DEATHS)):.2f}" for name in (OURS, TORCHRUN)]
     return "kept: " + " ".join(words)

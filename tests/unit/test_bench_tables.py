@@ -34,7 +34,7 @@ from tests.bench.node_deaths import Outcome
 from tests.bench.ranks import RANKS, STEPS
 from tests.bench.report import Bench
 from tests.bench.stamps import Stamp
-from tests.bench.storms import QUIET, Leg
+from tests.bench.storms import QUIET
 from tests.bench.tiny import DDP, DEEP, EXACT, PLAIN, TINY, Figures
 from tests.unit import test_bench, test_bench_goodput, test_bench_step
 
@@ -126,14 +126,14 @@ def test_the_ratio_is_judged_and_is_the_last_figure() -> None:
 # ------------------------------------------------------------------------------------------------------ make bench-kept
 
 
-def leg(samples: int, again: int = 0) -> Leg:
-    return Leg(10.0, samples // 8, samples, 0, again, 0.5, 0.1, 5)
+def leg(samples: int, again: int = 0, rounds_s: tuple[float, ...] = ()) -> kept.KeptLeg:
+    return kept.KeptLeg(10.0, samples // 8, samples, 0, again, 0.5, 0.1, 5, rounds_s=rounds_s)
 
 
 def test_goodput_is_that_of_the_launchers_own_quiet_leg_and_a_median_over_runs() -> None:
     runs = [
         {
-            OURS: {QUIET: leg(800), kept.DEATHS: leg(720 + 8 * n, again=1)},
+            OURS: {QUIET: leg(800), kept.DEATHS: leg(720 + 8 * n, again=1, rounds_s=(1.5 + n, 9.0))},
             TORCHRUN: {QUIET: leg(1000), kept.DEATHS: leg(500, again=30 + n)},
         }
         for n in range(3)
@@ -141,8 +141,18 @@ def test_goodput_is_that_of_the_launchers_own_quiet_leg_and_a_median_over_runs()
     assert kept.summary(runs) == f"kept: {OURS}=0.91 {TORCHRUN}=0.50"
     rows = {row.what: row for row in kept.rows_of(runs, 20.0)}
     assert rows[f"{OURS}: goodput"].figure == "0.91" and rows[f"{OURS}: goodput"].spread == "0.90 to 0.92"
+    took = rows[f"{OURS}: from SIGKILL to a step of 3 new processes"]
+    assert took.figure == "6.2 s" and took.spread == "1.5 to 9.0 s, 6 deaths"
     died = rows[f"{TORCHRUN}, a death each 20 s: steps/s"]
     assert died.figure == "6.20" and "30 to 32 steps again" in died.spread and "5 deaths" in died.spread
+
+
+def test_a_round_is_timed_to_the_first_step_of_the_last_new_process() -> None:
+    told = {
+        name: [Stamp(at, 0, 1, 1, 3, 0.5), Stamp(at + 50, 1, 1, 1, 3, 0.5)]
+        for name, at in (("a", 1), ("b", 2), ("c", 3), ("d", 17), ("e", 15), ("f", 19))
+    }
+    assert kept.rounds(told, [10, 18]) == (9e-9,), "behind the second death only one new process has stepped"
 
 
 # ------------------------------------------------------------------------------------------------------ make bench-tiny
