@@ -365,9 +365,11 @@ def tells_new_ones(worker: str, reports: Mapping[str, ScriptReport], members: Se
 
 
 def of_round(reports: Mapping[str, ScriptReport], members: Sequence[str], generation: int) -> Sequence[ScriptReport]:
-    """The reports of all members, if all are in the round of this generation; otherwise none."""
+    """The reports of all members, if all are in the round of this generation; otherwise none. Whoever knows a newer
+    generation already has fewer members than the round, if some were lost in it."""
     found = [reports[worker] for worker in members if worker in reports]
-    return found if len(found) == len(members) and all(one.generation == generation for one in found) else []
+    alike = all((one.generation, one.world) == (generation, len(members)) for one in found)
+    return found if alike and len(found) == len(members) else []
 
 
 @dataclass(slots=True)

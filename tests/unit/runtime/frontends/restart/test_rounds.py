@@ -213,7 +213,7 @@ def test_earlier_rounds_are_needed_until_each_part_is_kept_and_mirrored(
 ) -> None:
     """The round has begun with step 7."""
     said = {
-        worker: ScriptReport(4, 3, RUNNING, kept=step, before=max(-1, step - 1))
+        worker: ScriptReport(4, len(members), RUNNING, kept=step, before=max(-1, step - 1))
         for worker, step in zip(members, kept, strict=True)
     }
     assert is_settled(said, members, generation, 7) == wanted
@@ -236,7 +236,7 @@ def test_no_round_goes_back_before_what_all_have_kept_and_mirrored(
     members: tuple[str, ...], steps: tuple[int, ...], generation: int, wanted: int
 ) -> None:
     said = {
-        worker: ScriptReport(4, 3, RUNNING, kept=step, before=max(-1, step - 1))
+        worker: ScriptReport(4, len(members), RUNNING, kept=step, before=max(-1, step - 1))
         for worker, step in zip(members, steps, strict=False)
     }
     assert safe_step(said, members, generation) == wanted
@@ -260,16 +260,30 @@ def test_a_step_counts_only_where_all_scripts_have_kept_it() -> None:
 
 def test_a_step_that_is_kept_after_another_tells_that_the_other_one_is_mirrored() -> None:
     state = RoundState()
-    state.enter(4, 2)
+    state.enter(4, 3)
     found = []
     for step in (-1, 10, 10, 20, 40):
         state.keeps(step)
         found.append((state.kept, state.before))
     assert found == [(-1, -1), (10, -1), (10, -1), (20, 10), (40, 20)]
     said = {worker: state.report(None) for worker in MEMBERS}
-    assert safe_step(said, MEMBERS, 4) == 20 and safe_step(said, MEMBERS[:2], 4) == 40
+    assert safe_step(said, MEMBERS, 4) == 20
+    near = {worker: replace(said[worker], world=2) for worker in MEMBERS[:2]}
+    assert safe_step(near, MEMBERS[:2], 4) == 40, "on one machine"
     state.enter(5, 2)
     assert (state.kept, state.before) == (-1, -1)
+
+
+def test_survivors_do_not_take_what_they_alone_have_kept_for_the_whole() -> None:
+    """Two machines are lost in an exchange: it has the report of the third worker alone, which was made before."""
+    number, state = RoundNumber(0, 4), RoundState()
+    state.enter(4, 3)
+    state.script = RUNNING
+    said = {worker: ScriptReport(4, 3, RUNNING, kept=8, before=7, first=1) for worker in MEMBERS}
+    state.learn(said, MEMBERS, number)
+    assert state.known == KnownStep(number, 7, ("a", "b"))
+    state.learn({"b.0.3": said["b.0.3"]}, ("b.0.3",), number)
+    assert state.known == KnownStep(number, 7, ("a", "b")), "the memory of the others is waited for"
 
 
 def test_scripts_keep_nothing_if_one_machine_has_no_directory_in_memory() -> None:
