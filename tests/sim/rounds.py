@@ -530,6 +530,11 @@ class RoundsWorld:
         if len(nodes := sorted({node_of(worker.name) for worker in living})) > 1:
             self._lose_node(self.clock.random.choice(nodes))
 
+    def die(self, name: str) -> None:
+        """A worker dies now, unless it is dead; the memory of its machine stays."""
+        if not self.workers[name].dead:
+            self._die(self.workers[name])
+
     def _die(self, worker: Worker) -> None:
         """The leader hears of it a moment later, and has the next generation."""
         worker.dead = True

@@ -61,6 +61,36 @@ def test_a_machine_that_has_missed_rounds_waits_for_those_that_may_have_more() -
     assert {"two nodes lost", "waited"} <= reached
 
 
+def two_machines_lose_their_workers(seed: int) -> set[str]:
+    """At one instant, of three; their memory stays. What the job has gone through."""
+    world = RoundsWorld(seed, rare=seed % 2 == 1)
+    world.size = world.nodes = 3
+    world.incarnations, world.troubles = [0] * world.size, 0
+
+    def away() -> None:
+        for name in world.generations[-1][1:]:
+            world.die(name)
+
+    world.clock.after(world.clock.between(5.0, 35.0), away)
+    return world.run()
+
+
+def test_their_memory_is_waited_for() -> None:
+    assert sum("waited" in two_machines_lose_their_workers(seed) for seed in range(60)) > 30
+
+
+def test_a_survivor_that_takes_its_own_report_for_all_is_found() -> None:
+    """As it was once: reports of the round before, of those who are left, are as good as those of all."""
+
+    def of_round(reports: Any, members: Any, generation: int) -> Any:
+        found = [reports[worker] for worker in members if worker in reports]
+        return found if len(found) == len(members) and all(one.generation == generation for one in found) else []
+
+    with patch.object(rounds, "of_round", of_round), pytest.raises(AssertionError, match="done again"):
+        for seed in range(60):
+            two_machines_lose_their_workers(seed)
+
+
 def _knows_its_generation_only(*words: Any, **options: Any) -> rounds.Decision:
     """As it was once: who has heard of the next generation does not see that all scripts have ended."""
     reports, _, generation = words
