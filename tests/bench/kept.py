@@ -56,6 +56,11 @@ def leg(job: Contender, seconds: float, every_s: float, seed: int) -> KeptLeg:
     deaths: list[int] = []
     driver = legs.Driver(job.gate, stamps, random.Random(seed), job.check)
 
+    def kill(worker: str, pid: int) -> None:
+        at_ns = time.monotonic_ns()
+        legs.kill(worker, pid)
+        deaths.append(at_ns)
+
     def all_step() -> bool:
         return len(driver.stepping()) == WORKERS
 
@@ -64,7 +69,7 @@ def leg(job: Contender, seconds: float, every_s: float, seed: int) -> KeptLeg:
     begun_ns = time.monotonic_ns()
     for at_s, _ in legs.plan(Recipe(every_s), seconds, seed):
         driver.pass_time(begun_ns / 1e9 + at_s)
-        driver.hit(legs.kill, lambda victim: deaths.append(time.monotonic_ns()))
+        driver.hit(kill, lambda victim: None)
     driver.pass_time(begun_ns / 1e9 + seconds)
     told, ended_ns = job.stamps(), time.monotonic_ns()
     found = replace(judge(told, begun_ns, ended_ns, own_parts=False), taken=len(deaths))

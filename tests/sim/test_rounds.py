@@ -4,6 +4,7 @@ blamed and the same by all, no more steps are done again than there may be, and 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -33,6 +34,14 @@ def search(seeds: int, *, rare: bool = False) -> Counter[str]:
         except AssertionError as violation:
             raise AssertionError(f"seed {seed}: {violation}") from violation
     return reached
+
+
+def violations_where_few_are_kept() -> Iterator[str]:
+    for seed in range(SEEDS):
+        try:
+            RoundsWorld(seed, rare=True).run()
+        except AssertionError as violation:
+            yield str(violation)
 
 
 def test_every_job_in_rounds_ends_right() -> None:
@@ -200,13 +209,13 @@ def test_a_wrong_decision_is_found(name: str, mutant: Any, said: str) -> None:
     [
         ("is_settled", _settles_with_one_step, "done again"),
         ("is_settled", _settles_by_numbers, "done again"),
-        ("safe_step", _records_by_numbers, "in the ledger, and is done again|a step on its way to its mirrors"),
+        ("safe_step", _records_by_numbers, "in the ledger, and is done again"),
         ("awaited", _awaits_by_numbers, "a step on its way to its mirrors"),
     ],
 )
 def test_a_wrong_decision_is_found_where_few_steps_are_kept(name: str, mutant: Any, said: str) -> None:
-    with patch.object(rounds, name, mutant), pytest.raises(AssertionError, match=said):
-        search(SEEDS, rare=True)
+    with patch.object(rounds, name, mutant):
+        assert any(said in violation for violation in violations_where_few_are_kept())
 
 
 @pytest.mark.parametrize(

@@ -365,8 +365,8 @@ def tells_new_ones(worker: str, reports: Mapping[str, ScriptReport], members: Se
 
 
 def of_round(reports: Mapping[str, ScriptReport], members: Sequence[str], generation: int) -> Sequence[ScriptReport]:
-    """The reports of all members, if all are in the round of this generation; otherwise none. Whoever knows a newer
-    generation already has fewer members than the round, if some were lost in it."""
+    """The reports of all members, if all are in the round of this generation; otherwise none. A worker that knows of a
+    loss already has the survivors as members, while their reports are of the round before: these are not all."""
     found = [reports[worker] for worker in members if worker in reports]
     alike = all((one.generation, one.world) == (generation, len(members)) for one in found)
     return found if alike and len(found) == len(members) else []

@@ -32,8 +32,8 @@ from runtime.recovery.transfer.connection import CopyFailed
 from runtime.script_end import TorchThread
 
 GROUP_BYTES = 16_000_000
-"""One call of kernel.c copies tensors until they have this many bytes; the last tensor may exceed it. It takes some
-milliseconds."""
+"""A call of kernel.c copies tensors until they have this many bytes or more. The call takes some milliseconds, and
+longer if its last tensor is large."""
 
 
 @dataclass(frozen=True, slots=True)
