@@ -148,6 +148,16 @@ class Failures:
             self if (furthest, steps) == (self.furthest, self.steps) else replace(self, furthest=furthest, steps=steps)
         )
 
+    def and_broke_at(self, generation: int, reduced: int) -> Failures:
+        """Note how many operations were complete when the ring of a generation broke. A member's failure had broken the
+        ring, so all of them were complete before, also those of which the leader had not heard by then."""
+        furthest = max(self.furthest, reduced)
+        stood = (
+            replace(known, done=furthest) if known.member and known.generation == generation else known
+            for known in self.history
+        )
+        return replace(self, furthest=furthest, history=tuple(stood))
+
     def and_serves(self, node: str) -> Failures:
         """Note that an operation was completed with a worker of this node: what failed there before is no row."""
         if not any(known.node == node and not known.fruitful for known in self.history):

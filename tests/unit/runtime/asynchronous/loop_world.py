@@ -74,6 +74,10 @@ def world_of(workers: int, patch: pytest.MonkeyPatch, *, due: bool = False) -> W
     def sleep(seconds: float) -> None:
         world.lock.wait(seconds)
 
+    def answer_push(store: ParameterStore, *update: Any) -> Any:
+        with _out_of_turn(world.lock):  # it may wait for the update of another worker, which waits for a third one
+            return answered(store, *update)
+
     def let_others_go_on(session: FakeMember) -> None:
         sleep(0.001)  # called in each inner step, and while an owner is waited for
 
@@ -82,4 +86,6 @@ def world_of(workers: int, patch: pytest.MonkeyPatch, *, due: bool = False) -> W
     patch.setattr(loop, "calls_of", calls_of)
     patch.setattr(loop, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     patch.setattr(ParameterStore, "follow_members", lambda store: None)
+    answered = ParameterStore._answer_push
+    patch.setattr(ParameterStore, "_answer_push", answer_push)
     return world

@@ -195,6 +195,7 @@ class Statistics:
     def __init__(self, broken: str = "", kind: type[LocalTraining] = Asynchronous) -> None:
         """broken: a worker whose statistics become NaN in each phase."""
         self.broken, self.kind = broken, kind
+        self.outers: dict[str, LocalTraining] = {}
         self.own: SimpleQueue[tuple[int, str, list[float], float, int]] = SimpleQueue()
         """Phase, worker, running mean, declared buffer and counter behind each of its inner steps."""
         self.common: SimpleQueue[tuple[int, str, list[float], float, int]] = SimpleQueue()
@@ -208,7 +209,7 @@ class Statistics:
         mine = torch.zeros(())
         model.register_buffer("mine", mine)
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-        outer = self.kind(model, optimizer, every=EVERY)
+        self.outers[job.worker_id] = outer = self.kind(model, optimizer, every=EVERY)
         train = job.loader(dataset(48), 8, shards=SHARDS)
         job.register(model=model, optimizer=optimizer, outer=outer, buffers={"model.mine": "first"})
 
@@ -259,6 +260,20 @@ def test_statistics_are_the_mean_of_all_workers_behind_a_phase(
     kind: type[LocalTraining], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Statistics(kind=kind).run(world_of(3, monkeypatch))
+
+
+def test_a_worker_that_begins_its_phase_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates that it has to mirror are committed behind its beginning, those of their owner, too."""
+    world, begin = world_of(3, monkeypatch), Asynchronous.begin_phase
+
+    def begin_phase(outer: Asynchronous, phase: int, roster: list[str], *, in_step: bool) -> None:
+        if outer is statistics.outers["w2"]:
+            world.lock.wait(0.2)
+        begin(outer, phase, roster, in_step=in_step)
+
+    statistics = Statistics()
+    monkeypatch.setattr(Asynchronous, "begin_phase", begin_phase)
+    statistics.run(world)
 
 
 def test_statistics_with_a_nan_are_those_of_no_other_worker(monkeypatch: pytest.MonkeyPatch) -> None:
