@@ -24,12 +24,11 @@ from runtime.recovery.kept.boxes import Box
 from runtime.recovery.kept.choice import HeldSegment
 from runtime.recovery.kept.content import CurrentState, Ends, Piece, StateOfObject, sample
 from runtime.recovery.kept.remote import SegmentMirror
-from runtime.recovery.kept.segment import Header, SegmentFile, aligned
+from runtime.recovery.kept.segment import CopyThread, Header, SegmentFile, aligned
 from runtime.recovery.state.encoding import dtype_name
 from runtime.recovery.state.host_bytes import DONE, HostBytes, StreamMark
 from runtime.recovery.transfer.checksum import FilledBody, Numbers
 from runtime.recovery.transfer.connection import CopyFailed
-from runtime.script_end import TorchThread
 
 GROUP_BYTES = 16_000_000
 """A call of kernel.c copies tensors until they have this many bytes or more. The call takes some milliseconds, and
@@ -135,11 +134,13 @@ class NativeGroup:
 
     def copy(self, body: FilledBody) -> str:
         """Returns the path of a tensor whose memory has moved meanwhile; "": none has."""
-        sources = [one.data_ptr() for one in self.tensors]
-        body.copy(np.array(sources, np.int64), *self._numbers)
-        if (now := [one.data_ptr() for one in self.tensors]) == sources:
-            return ""
-        return next(path for path, *both in zip(self.paths, sources, now, strict=True) if both[0] != both[1])
+        sources = self._addresses()
+        body.copy(sources, *self._numbers)
+        moved = np.flatnonzero(self._addresses() != sources)
+        return self.paths[moved[0]] if len(moved) else ""
+
+    def _addresses(self) -> Numbers:
+        return np.fromiter(map(torch.Tensor.data_ptr, self.tensors), np.int64, len(self.tensors))
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
@@ -218,10 +219,16 @@ class NewSegment:
 
 
 class StepCopy:
-    """Writes a segment with a thread of its own, while the script goes on, and sends it to the mirrors."""
+    """Writes a segment with a thread, while the script goes on, and sends it to the mirrors."""
 
     def __init__(
-        self, segment: NewSegment, mirrors: Sequence[SegmentMirror], *, at_once: bool, gpu_at_once: bool
+        self,
+        segment: NewSegment,
+        mirrors: Sequence[SegmentMirror],
+        thread: CopyThread,
+        *,
+        at_once: bool,
+        gpu_at_once: bool,
     ) -> None:
         """at_once: copy all tensors here, and leave the checksum and the mirrors to the thread. gpu_at_once: do so with
         tensors on a GPU. Otherwise the thread copies what only the step of an optimizer changes. Other tensors on a GPU
@@ -259,9 +266,8 @@ class StepCopy:
             self._write(one, one.tensors)
             self._later.remove(one)
         self._versions = [_versions(one) for one in self._later]
-        self._here = threading.Event()
-        self._thread = TorchThread(target=self._run, name="keep")
-        self._thread.start()
+        self._here, self._sent = threading.Event(), threading.Event()
+        thread.call(self._run)
 
     def wait(self) -> None:
         """Until it is in the memory of this machine, or cannot be. Raises what a tensor raised that was copied."""
@@ -270,8 +276,10 @@ class StepCopy:
             raise self._failure
 
     def join(self) -> None:
-        """Until it is on the other machines, too, or cannot be."""
-        self._thread.join()
+        """Until it is on the other machines, too, or cannot be. Raises what was no failure of a connection."""
+        self._sent.wait()
+        if self._failure is not None:
+            raise self._failure
 
     def _write(self, one: CopyList, tensors: list[torch.Tensor]) -> None:
         """tensors: its own, or their clones."""
@@ -282,9 +290,21 @@ class StepCopy:
             copy_all(into, tensors)
 
     def _run(self) -> None:
-        header: Header | None = None
+        body = self._segment.file.body(0, self._size)
+        try:
+            header = self._write_all(body)
+            self._here.set()
+            if header is not None:
+                self._send(header, body)
+        except Exception as error:  # of a subclass of Tensor, most often: the script has to hear of it
+            self._failure = error
+        finally:
+            self._here.set()
+            self._sent.set()
+
+    def _write_all(self, body: memoryview) -> Header | None:
+        """None: there is no whole segment."""
         segment = self._segment
-        body = segment.file.body(0, self._size)
         try:
             for one, clones in self._clones:
                 self._write(one, clones)
@@ -292,19 +312,15 @@ class StepCopy:
             moved, summed = self._write_later(body)
             self._table = self._table or segment.table(self._mark)
             self.torn = moved or self._changed()
-            if not self.torn:
-                header = segment.file.finish(segment.held, body, self._table, summed=summed)
+            return None if self.torn else segment.file.finish(segment.held, body, self._table, summed=summed)
         except OSError as error:
             self.error = error
-        except Exception as error:  # of a subclass of Tensor: the script has to hear of it
-            self._failure = error
-        finally:
-            self._here.set()
-        if header is None:
-            return
+            return None
+
+    def _send(self, header: Header, body: memoryview) -> None:
         for mirror in self._mirrors:
             try:
-                mirror.send(segment.file.name, header, body, self._table)
+                mirror.send(self._segment.file.name, header, body, self._table)
             except CopyFailed as error:
                 self.unsent.append((mirror, str(error)))
 

@@ -397,7 +397,8 @@ class KeptScript:
         placed = self._layout.place(state)
         said = table(state.parts, placed, plain=self._place.own or self._is_first())
         segment = NewSegment(writer.oldest(), self._held(state), placed, said)
-        self._copy = StepCopy(segment, tuple(self._mirrors), at_once=self._at_once, gpu_at_once=gpu_at_once)
+        mirrors = tuple(self._mirrors)
+        self._copy = StepCopy(segment, mirrors, writer.thread, at_once=self._at_once, gpu_at_once=gpu_at_once)
 
     def _is_alike(self, piece: Piece) -> bool:
         """Whether all processes have this tensor alike, as far as the first step of the round could tell. The sample

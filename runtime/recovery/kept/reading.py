@@ -73,7 +73,7 @@ class _Watched:
         self._holders = holders
         sharded = [is_distributed(one) for one in holders]
         self._sharded = sharded if any(sharded) else None
-        self._places = _places([piece.tensor for piece in part.pieces])
+        self._places = _Places([piece.tensor for piece in part.pieces])
 
     def again(self, first: int) -> StateOfObject | None:
         """The state now; None: it has to be made anew. first: the number of its first tensor."""
@@ -95,7 +95,7 @@ class _Watched:
         mine = self._holders
         if self._sharded is not None:
             mine = [one._local_tensor if sharded else one for one, sharded in zip(mine, self._sharded, strict=True)]  # type: ignore[attr-defined]
-        return _places(mine) == self._places
+        return self._places.are_those_of(mine)
 
 
 class _Groups:
@@ -215,11 +215,25 @@ def _of_optimizer(one: torch.optim.Optimizer) -> Facts:
     return same, equal
 
 
-def _places(tensors: Sequence[torch.Tensor]) -> list[object]:
-    """Where their elements are, and what they are."""
-    return [
-        list(map(torch.Tensor.data_ptr, tensors)),
-        [one.shape for one in tensors],
-        list(map(torch.Tensor.stride, tensors)),
-        [one.dtype for one in tensors],
-    ]
+class _Places:
+    """Where the elements of tensors are, and what they are."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._pointers = list(map(torch.Tensor.data_ptr, tensors))
+        self._shapes = list(map(torch.Tensor.size, tensors))
+        self._dtypes = [one.dtype for one in tensors]
+        self._strides = None if all(map(torch.Tensor.is_contiguous, tensors)) else [one.stride() for one in tensors]
+        """None: they follow from the shapes."""
+
+    def are_those_of(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Shapes and strides are compared one by one: a list of a thousand new tuples takes longer to make."""
+        return (
+            list(map(torch.Tensor.data_ptr, tensors)) == self._pointers
+            and all(map(operator.eq, map(torch.Tensor.size, tensors), self._shapes))
+            and [one.dtype for one in tensors] == self._dtypes
+            and (
+                all(map(torch.Tensor.is_contiguous, tensors))
+                if self._strides is None
+                else all(map(operator.eq, map(torch.Tensor.stride, tensors), self._strides))
+            )
+        )

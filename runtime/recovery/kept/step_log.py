@@ -23,8 +23,10 @@ from runtime.recovery.kept.place import directory_of, rounds_in
 NAME = "log"
 """Of the file, with the rank behind it."""
 STEPS_MAX = 256
-"""So many steps are in a file. What is logged in steps that take less than a millisecond may be lost: workers look five
-times a second."""
+"""So many newest steps are read. What is logged in steps that take less than a millisecond may be lost: workers look
+five times a second."""
+FILE_STEPS_MAX = 2 * STEPS_MAX
+"""A file with so many steps is replaced by one with STEPS_MAX."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,10 @@ class StepLog:
     def __init__(self, number: RoundNumber, rank: int, world: int) -> None:
         self._round, self._rank, self._world = number, rank, world
         self._lines: deque[str] = deque(maxlen=STEPS_MAX)
+        self._file = -1
+        """Its descriptor, open as long as the process lives; -1: no step was written yet."""
+        self._written = 0
+        """Lines in the file."""
         self._lr: dict[str, tuple[float, ...]] = {}
         self._values: dict[str, list[float]] = {}
 
@@ -74,12 +80,24 @@ class StepLog:
         values = {name: tuple(each) for name, each in self._values.items()}
         said = LoggedStep(self._round, step, self._rank, self._world, lr, values)
         self._values = {}
-        self._lines.append(json.dumps(said.to_json(), separators=(",", ":")))
-        path = directory / f"{NAME}{self._rank}"
+        line = json.dumps(said.to_json(), separators=(",", ":")) + "\n"
+        self._lines.append(line)
+        if self._file >= 0 and self._written < FILE_STEPS_MAX:
+            os.write(self._file, line.encode())
+            self._written += 1
+        else:
+            self._begin_file(directory / f"{NAME}{self._rank}")
+
+    def _begin_file(self, path: Path) -> None:
+        """Write the newest steps into a new file, as the one before has become long."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
         new = f"{path}.new"
-        with open(new, "w") as file:
-            file.write("\n".join(self._lines))
-        os.replace(new, path)  # a worker that reads it at any time finds whole lines
+        self._file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        os.write(self._file, "".join(self._lines).encode())
+        self._written = len(self._lines)
+        os.replace(new, path)  # a worker that reads it at any time finds all of them
 
 
 class StepLogs:
@@ -95,9 +113,11 @@ class StepLogs:
         if not self._memory:
             return []
         try:
-            lines = (directory_of(self._memory, number) / f"{NAME}{rank}").read_text().splitlines()
+            text = (directory_of(self._memory, number) / f"{NAME}{rank}").read_text()
         except OSError:
             return []
+        whole, _, _ = text.rpartition("\n")  # the last line may be in the middle of being written
+        lines = whole.splitlines()[-STEPS_MAX:]
         told, found = self._told.get((number, rank), 0), list[LoggedStep]()
         for line in reversed(lines):
             if (one := LoggedStep.from_json(json.loads(line))).step <= told:

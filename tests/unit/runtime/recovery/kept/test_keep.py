@@ -41,7 +41,7 @@ from runtime.recovery.kept.loading import SavedTensor, Stored
 from runtime.recovery.kept.look import KeptHere
 from runtime.recovery.kept.place import KNOWN, OFF, KeptPlace, directory_of, rounds_in
 from runtime.recovery.kept.segment import HEADER_BYTES, Segment, SegmentWriter, read_header, segments_in
-from runtime.recovery.kept.step_log import STEPS_MAX, LoggedStep, StepLogs
+from runtime.recovery.kept.step_log import FILE_STEPS_MAX, STEPS_MAX, LoggedStep, StepLogs
 from runtime.recovery.transfer.checksum import FilledBody
 from runtime.recovery.transfer.connection import CopyFailed
 
@@ -280,6 +280,41 @@ def test_what_a_script_logs_is_there_before_its_step_is_kept(job: Job, monkeypat
     for _ in range(STEPS_MAX):
         script.step(kept)
     assert [one.step for one in StepLogs(str(job.memory)).left(0, 1)] == list(range(6, STEPS_MAX + 6))
+    sizes = []
+    for _ in range(FILE_STEPS_MAX - STEPS_MAX):
+        script.step(kept)
+        sizes.append(sum(path.stat().st_size for path in job.memory.glob("*/*/log0")))
+    assert sizes[-1] < max(sizes), "the file does not grow for ever"
+    assert logs.news(FIRST, 0)[-1].step == STEPS_MAX + 5 + len(sizes)
+
+
+def test_a_line_that_is_being_written_is_read_later(job: Job) -> None:
+    job.begin(FIRST)
+    script = Script(shard=True)
+    kept = elastic.keep(script.model, script.optimizer, script.schedule, loader=script.loader)
+    for _ in range(2):
+        script.step(kept)
+    (path,) = job.memory.glob("*/*/log0")
+    whole = path.read_text()
+    logs = StepLogs(str(job.memory))
+    path.write_text(whole[:-3])
+    assert [one.step for one in logs.news(FIRST, 0)] == [1]
+    path.write_text(whole)
+    assert [one.step for one in logs.news(FIRST, 0)] == [2]
+
+
+def test_a_failure_behind_the_copy_ends_the_script(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no failure of a connection, and has to be heard of, though the step is in memory."""
+    job.begin(FIRST)
+    kept = elastic.keep(Script(shard=False).model)
+
+    def failing(copy: StepCopy, *_: Any) -> None:
+        raise NotImplementedError("a mistake")
+
+    monkeypatch.setattr(StepCopy, "_send", failing)
+    kept.done()
+    with pytest.raises(NotImplementedError, match="a mistake"):
+        kept.done()
 
 
 def test_outside_rounds_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

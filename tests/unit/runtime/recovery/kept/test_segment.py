@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,3 +151,24 @@ def test_without_memory_there_is_an_error_and_no_signal(tmp_path: Path, monkeypa
     with pytest.raises(OSError, match="No space left"):
         refused()
     assert sorted(steps(tmp_path)) == [1]
+
+
+def test_the_thread_of_a_writer_makes_one_call_behind_the_other_and_ends_with_it(tmp_path: Path) -> None:
+    writer = SegmentWriter(tmp_path, 0, 3)
+    seen: list[tuple[int, threading.Thread]] = []
+    told, thread = threading.Event(), writer.thread
+
+    def call(number: int) -> None:
+        seen.append((number, threading.current_thread()))
+        if number == 2:
+            told.set()
+
+    for number in range(3):
+        thread.call(lambda number=number: call(number))  # type: ignore[misc]
+    assert told.wait(100)
+    (own,) = {each for _, each in seen}
+    assert [number for number, _ in seen] == [0, 1, 2] and own is not threading.current_thread()
+    assert own.is_alive()
+    del writer, thread
+    own.join(100)
+    assert not own.is_alive()
