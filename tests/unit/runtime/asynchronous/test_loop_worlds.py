@@ -268,7 +268,7 @@ def test_a_worker_that_begins_its_phase_late_is_waited_for(monkeypatch: pytest.M
 
     def begin_phase(outer: Asynchronous, phase: int, roster: list[str], *, in_step: bool) -> None:
         if outer is statistics.outers["w2"]:
-            world.lock.wait(0.2)
+            world.lock.wait(0.05)
         begin(outer, phase, roster, in_step=in_step)
 
     statistics = Statistics()
