@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import takewhile
@@ -123,6 +123,8 @@ class Failures:
     furthest: int = 0
     """The most operations of the job that a member has ever said are complete. If the job has gone back to what is
     kept, operations are counted from 0 again: then one more for each word of a later step than any before."""
+    said: int = 0
+    """The same by words of members alone, without the reports of broken rings, which tell no steps."""
     steps: int = 0
     """The most steps of the job that a member has ever said are applied."""
     suspects: tuple[int, ...] = ()
@@ -141,21 +143,26 @@ class Failures:
 
     def and_got_to(self, reduced: int, steps: int) -> Failures:
         """Note how far a member is: operations that are complete (0: not known), and applied steps of the job."""
-        behind = 0 < reduced < self.furthest and steps > self.steps
-        furthest = self.furthest + 1 if behind else max(self.furthest, reduced)
-        steps = max(self.steps, steps)
-        return (
-            self if (furthest, steps) == (self.furthest, self.steps) else replace(self, furthest=furthest, steps=steps)
-        )
+        behind = 0 < reduced < self.said and steps > self.steps
+        said = self.furthest + 1 if behind else max(self.said, reduced)
+        furthest, steps = max(self.furthest, said), max(self.steps, steps)
+        if (furthest, said, steps) == (self.furthest, self.said, self.steps):
+            return self
+        return replace(self, furthest=furthest, said=said, steps=steps)
 
-    def and_broke_at(self, generation: int, reduced: int) -> Failures:
-        """Note how many operations were complete when the ring of a generation broke. A member's failure had broken the
-        ring, so all of them were complete before, also those of which the leader had not heard by then."""
+    def and_broke_at(self, generation: int, members: Collection[str], reduced: int) -> Failures:
+        """Note how many operations were complete when the ring of a generation broke. The failure of a member had
+        broken it, so all of them were complete before, also those of which the leader had not heard by then. members:
+        of that ring; others fail beside it."""
         furthest = max(self.furthest, reduced)
-        stood = (
-            replace(known, done=furthest) if known.member and known.generation == generation else known
+        broke = {
+            known.worker_id
             for known in self.history
-        )
+            if known.generation == generation and known.done < furthest and known.worker_id in members
+        }
+        if not broke and furthest == self.furthest:
+            return self
+        stood = (replace(known, done=furthest) if known.worker_id in broke else known for known in self.history)
         return replace(self, furthest=furthest, history=tuple(stood))
 
     def and_serves(self, node: str) -> Failures:
@@ -197,8 +204,8 @@ def judge(history: Sequence[WorkerFailure]) -> Verdict | None:
 def _in_vain(history: Sequence[WorkerFailure]) -> list[WorkerFailure]:
     """The failures of members since the last operation that was complete, the oldest first. Those of devices prove
     nothing of a job."""
-    since = takewhile(lambda known: known.done == history[-1].done, reversed(history))
-    return [known for known in since if known.member and known.kind is not FailureKind.DEVICE][::-1]
+    proving = (known for known in reversed(history) if known.member and known.kind is not FailureKind.DEVICE)
+    return list(takewhile(lambda known: known.done == history[-1].done, proving))[::-1]
 
 
 def _same_error(history: Sequence[WorkerFailure], new: WorkerFailure) -> Verdict | None:

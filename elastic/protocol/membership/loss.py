@@ -100,7 +100,7 @@ def reported(g: Group, word: Report, now_s: float, do: list[Action]) -> None:
     if g.state is State.QUIESCING:
         g.reports[word.worker_id] = word
         if g.running is not None:
-            g.failures = g.failures.and_broke_at(g.running.number, word.reduced)
+            g.failures = g.failures.and_broke_at(g.running.number, g.running.ids, word.reduced)
         decide(g, now_s, do)
     elif g.state in (State.RUNNING, State.PAUSED, State.REBUILDING, State.FORMING) and word.worker_id in g.listed:
         become_quiescing(g, f"{word.worker_id} has left its ring", now_s, do)

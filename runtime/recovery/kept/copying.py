@@ -235,7 +235,7 @@ class StepCopy:
         are copied on the GPU first, and from there by the thread. Raises OSError."""
         self.step = segment.held.step
         self.error: OSError | None = None
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         """What the copy of a tensor raised: wait() raises it in the script."""
         self.torn = ""
         """The path of a tensor that was changed while it was copied; the step is not kept then."""
@@ -296,7 +296,7 @@ class StepCopy:
             self._here.set()
             if header is not None:
                 self._send(header, body)
-        except Exception as error:  # of a subclass of Tensor, most often: the script has to hear of it
+        except BaseException as error:  # of a subclass of Tensor, most often: the script has to hear of it
             self._failure = error
         finally:
             self._here.set()

@@ -184,12 +184,13 @@ class CopyThread:
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = TorchThread(target=_call_all, args=(self._calls,), name="keep")
+        self._thread: TorchThread | None = None
         weakref.finalize(self, self._calls.put, None)  # also when the script ends
 
     def call(self, one: Callable[[], None]) -> None:
         """Soon, in the thread. one: raises nothing."""
-        if self._thread.ident is None:
+        if self._thread is None or not self._thread.is_alive():  # as in a process that was forked since
+            self._thread = TorchThread(target=_call_all, args=(self._calls,), name="keep")
             self._thread.start()
         self._calls.put(one)
 

@@ -6,6 +6,7 @@ So who finds that a step is kept finds in these files what was logged in it. Wor
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections import deque
@@ -83,7 +84,7 @@ class StepLog:
         line = json.dumps(said.to_json(), separators=(",", ":")) + "\n"
         self._lines.append(line)
         if self._file >= 0 and self._written < FILE_STEPS_MAX:
-            os.write(self._file, line.encode())
+            self._write(line)
             self._written += 1
         else:
             self._begin_file(directory / f"{NAME}{self._rank}")
@@ -95,9 +96,14 @@ class StepLog:
             self._file = -1
         new = f"{path}.new"
         self._file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        os.write(self._file, "".join(self._lines).encode())
+        self._write("".join(self._lines))
         self._written = len(self._lines)
         os.replace(new, path)  # a worker that reads it at any time finds all of them
+
+    def _write(self, text: str) -> None:
+        data = text.encode()
+        if os.write(self._file, data) < len(data):  # nothing may follow half a line
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class StepLogs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -41,7 +42,7 @@ from runtime.recovery.kept.loading import SavedTensor, Stored
 from runtime.recovery.kept.look import KeptHere
 from runtime.recovery.kept.place import KNOWN, OFF, KeptPlace, directory_of, rounds_in
 from runtime.recovery.kept.segment import HEADER_BYTES, Segment, SegmentWriter, read_header, segments_in
-from runtime.recovery.kept.step_log import FILE_STEPS_MAX, STEPS_MAX, LoggedStep, StepLogs
+from runtime.recovery.kept.step_log import FILE_STEPS_MAX, STEPS_MAX, LoggedStep, StepLog, StepLogs
 from runtime.recovery.transfer.checksum import FilledBody
 from runtime.recovery.transfer.connection import CopyFailed
 
@@ -301,6 +302,24 @@ def test_a_line_that_is_being_written_is_read_later(job: Job) -> None:
     assert [one.step for one in logs.news(FIRST, 0)] == [1]
     path.write_text(whole)
     assert [one.step for one in logs.news(FIRST, 0)] == [2]
+
+
+@pytest.mark.parametrize("steps", [3, FILE_STEPS_MAX])
+def test_half_a_line_is_the_last_one(tmp_path: Path, steps: int) -> None:
+    """Memory that is full takes a part of a line: in the middle of a file, and at the beginning of the next one."""
+    log, logs = StepLog(FIRST, 0, 1), StepLogs(str(tmp_path))
+    directory = KeptPlace(str(tmp_path), FIRST).directory()
+    for step in range(steps):
+        log.write(directory, step + 1)
+    size, limits = (directory / "log0").stat().st_size, resource.getrlimit(resource.RLIMIT_FSIZE)
+    room = size + 10 if steps < FILE_STEPS_MAX else 1000
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            log.write(directory, steps + 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert logs.news(FIRST, 0)[-1].step == steps
 
 
 def test_a_failure_behind_the_copy_ends_the_script(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,3 +172,16 @@ def test_the_thread_of_a_writer_makes_one_call_behind_the_other_and_ends_with_it
     del writer, thread
     own.join(100)
     assert not own.is_alive()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_process_has_a_thread_of_its_own(tmp_path: Path) -> None:
+    thread, told = SegmentWriter(tmp_path, 0, 3).thread, threading.Event()
+    thread.call(told.set)
+    assert told.wait(100)
+    child = os.fork()
+    if child == 0:
+        again = threading.Event()
+        thread.call(again.set)
+        os._exit(0 if again.wait(100) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
