@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -136,12 +136,14 @@ class Memories:
         generation: int,
         start: StartScript,
         *,
+        dead: Collection[str],
         in_vain: bool,
         nobody_knows: bool,
         recorded: int,
     ) -> None:
-        """The scripts of a round begin. in_vain: they have waited for a machine without a worker, and none came.
-        nobody_knows: all workers are new, since all were lost. recorded: so many steps are in the ledger."""
+        """The scripts of a round begin. dead: machines of members that have died since they said what they have.
+        in_vain: they have waited for a machine without a worker, and none came. nobody_knows: all workers are new,
+        since all were lost. recorded: so many steps are in the ledger."""
         step = 0
         if start.source is not None:
             step, found = start.source.step, holders(start.held, start.source)
@@ -150,11 +152,15 @@ class Memories:
         if generation <= self.newest_round:
             return
         again = self.done - step
-        away = set(self._held) - set(map(node_of, members))  # a mirror has the step kept before its newest one
+        nodes = set(map(node_of, members))
+        away = set(self._held) - nodes  # a mirror has the step kept before its newest one
+        last = {node for node in away if any(one.round.generation == self.newest_round for one in self._held[node])}
         if len(self._lost) > 1:  # a second machine, before what the first one had was on two of those left
             self._reached.add("two nodes lost")
         elif self._lost and self._alone:
             self._reached.add("only node lost")
+        elif self._lost and last - self._lost:
+            self._reached.add("a node lost and one away")  # the second had what lacks, and may not come back
         elif len(self._lost | away) > 1 and self.newest_round in self._void:
             self._reached.add("two nodes away")  # too few steps are there to tell what lacks
         elif in_vain:
@@ -172,6 +178,7 @@ class Memories:
         if again:
             self._reached.add("done again" if self._every == 1 else "several done again")
         self.newest_round, self.done, self.mirrored, self._agreed = generation, step, step, False
+        gone = self._lost & set(dead)  # they were there when it was looked at who has what
         if not start.thin:
-            self._lost.clear()
-        self._alone = len(set(map(node_of, members))) == 1
+            self._lost = gone
+        self._alone = len(nodes - gone) == 1

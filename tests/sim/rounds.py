@@ -272,7 +272,9 @@ class RoundsWorld:
                 source = found.step if found is not None else 0
                 # Who has missed later rounds cannot tell whether others have kept more in them.
                 missed = not lacking.nodes and lacking.round.generation < self.memories.newest_round
-                assert source < self.memories.mirrored or missed, "it waits for a step on its way to its mirrors"
+                # If all are new, machines that have done a step may have it, though not its mirrors.
+                there = self.memories.mirrored if lacking.nodes else self.memories.done
+                assert source < there or missed, "it waits for a step on its way to its mirrors"
                 worker.lacking_from_s = min(worker.lacking_from_s, self.clock.now_s)
             case CopyThin(parts):
                 worker.state.held = (*(worker.state.held or ()), *self.memories.copy(name, parts))
@@ -285,6 +287,7 @@ class RoundsWorld:
                     members,
                     worker.state.generation,
                     start,
+                    dead={node_of(member) for member in members if self.workers[member].dead},
                     in_vain=in_vain,
                     nobody_knows=nobody_knows,
                     recorded=max(self.ledger, default=-1) + 1,

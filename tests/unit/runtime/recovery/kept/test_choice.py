@@ -236,6 +236,14 @@ def test_no_machine_is_awaited_for_a_first_step_of_a_round_that_may_be_void() ->
     assert awaited(known, [*before, *steps, *later], source, here) == KnownStep(SECOND, 18, ("c",))
 
 
+def test_a_machine_is_awaited_once_the_first_step_of_a_round_is_written_over() -> None:
+    """Parts 1 and 2 were on machines that are gone. Step 3 lacks only if both had it, so one of them may come back."""
+    known, here = KnownStep(SECOND, 0, ("a", "b", "c")), ["a.0.0"]
+    for steps, wanted in (((1, 2, 3), None), ((2, 3), None), ((2, 3, 4), 2), ((3, 4, 5), 3)):
+        held = [HeldSegment(step, SECOND, 0, 0, 3) for step in steps]
+        assert awaited(known, held, None, here) == (KnownStep(SECOND, wanted, ("b", "c")) if wanted else None)
+
+
 def test_what_lacked_when_a_round_began_is_not_awaited_once_more() -> None:
     """Two machines were lost in the first round, and the second one began anew, with a worker of each machine. One of
     them is lost in it."""
