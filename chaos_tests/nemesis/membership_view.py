@@ -40,8 +40,8 @@ class MembershipView:
         """From which the job went on when it had lost everything."""
         self.scripts: dict[str, list[int]] = {}
         """Worker -> pids of its scripts that run, of a job in rounds."""
-        self._processes = 0
-        """How many scripts the newest round that has begun has."""
+        self._round, self._processes = 0, 0
+        """The generation of the newest round that has begun, and how many scripts it has."""
         self._at_work: set[str] = set()
         self._held: set[str] = set()
 
@@ -69,7 +69,7 @@ class MembershipView:
                     self.newcomers.discard(worker)
                 case "script_started":
                     self.scripts.setdefault(worker, []).append(line["script"])
-                    self._processes = line["world"]
+                    self._round, self._processes = line["generation"], line["world"]
                 case "script_ended" if line["script"] in (mine := self.scripts.get(worker, [])):
                     mine.remove(line["script"])
                 case "attending":
@@ -100,7 +100,8 @@ class MembershipView:
     def round_runs(self) -> bool:
         """Whether the scripts of all members run, and nobody is about to join them."""
         running = sum(len(self.scripts.get(worker, ())) for worker in self.members)
-        return self.steady and not self.newcomers and 0 < running == self._processes
+        of_these = self._round == self.generation and 0 < running == self._processes
+        return self.steady and not self.newcomers and of_these
 
     @property
     def holders(self) -> tuple[str, ...]:

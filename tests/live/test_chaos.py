@@ -76,7 +76,7 @@ def test_rounds_on_nodes(tmp_path: Path) -> None:
     options = ["--restart", "--preset", kinds, "--seed", "3", "--duration", "20s", "--job-dir", str(tmp_path / "run")]
     assert main(["chaos", "run", *options, "--", str(SNAPSHOTS), "250", "0.1"]) == 0
     report = json.loads((tmp_path / "run" / "report.json").read_bytes())
-    assert [one["number"] for one in report["invariants"]][-3:] == ["I17", "I18", "I19"]
+    assert [one["number"] for one in report["invariants"]][-4:] == ["I17", "I18", "I19", "I20"]
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from elastic.protocol.worker_id import node_of
 from runtime.frontends.restart.places import share
 from runtime.frontends.restart.rounds import StartScript
-from runtime.recovery.kept.choice import HeldSegment, KnownStep, RoundNumber, ThinPart, holders
+from runtime.recovery.kept.choice import HeldSegment, KnownStep, RoundNumber, ThinPart, holders, newest_whole
 from runtime.recovery.kept.segment import BUFFERS
 from runtime.recovery.kept.step_log import LoggedStep
 from tests.sim.clock import Clock
@@ -27,6 +27,8 @@ class Memories:
         """The newest step that all scripts of a round have done, in the round in progress."""
         self.mirrored = 0
         """The newest step that each of them has kept, on another machine, too, if there is one."""
+        self.everywhere = 0
+        """The newest step that each of them has kept, on its own machine."""
         self.newest_round = 0
         """The newest one whose scripts have begun."""
         self._clock = clock
@@ -37,8 +39,9 @@ class Memories:
         self._known: dict[str, KnownStep] = {}
         self._lost: set[str] = set()
         """Machines that were lost since each part was known to be on two of them."""
-        self._alone = False
-        """Whether the newest round has one machine, so that all it has kept is there."""
+        self._only, self._thin = "", False
+        """The machine of the newest round, if it has one, so that all it has kept is there; whether that round began
+        with a part that one machine alone had."""
         self._agreed = False
         """Whether all scripts of the newest round have ended behind one step, as planned."""
         self._recorded = 0
@@ -157,10 +160,14 @@ class Memories:
         last = {node for node in away if any(one.round.generation == self.newest_round for one in self._held[node])}
         if len(self._lost) > 1:  # a second machine, before what the first one had was on two of those left
             self._reached.add("two nodes lost")
-        elif self._lost and self._alone:
+        elif self._only in self._lost or (self._lost and self._thin):
             self._reached.add("only node lost")
-        elif self._lost and last - self._lost:
-            self._reached.add("a node lost and one away")  # the second had what lacks, and may not come back
+        elif self._lost and last - self._lost:  # the second had what lacks, and may not come back
+            self._reached.add("a node lost and one away")
+            there = newest_whole(one for segments in self._held.values() for one in segments)
+            newer = there.step - step if there is not None else 0
+            # Nobody can tell whether the first of three steps was void.
+            assert in_vain or nobody_knows or newer <= 2 * self._every + 1, f"{newer} steps done again were there"
         elif len(self._lost | away) > 1 and self.newest_round in self._void:
             self._reached.add("two nodes away")  # too few steps are there to tell what lacks
         elif in_vain:
@@ -178,7 +185,7 @@ class Memories:
         if again:
             self._reached.add("done again" if self._every == 1 else "several done again")
         self.newest_round, self.done, self.mirrored, self._agreed = generation, step, step, False
-        gone = self._lost & set(dead)  # they were there when it was looked at who has what
+        self.everywhere = step
         if not start.thin:
-            self._lost = gone
-        self._alone = len(nodes - gone) == 1
+            self._lost &= set(dead)  # they were there when it was looked at who has what
+        self._only, self._thin = (nodes.pop() if len(nodes) == 1 else ""), bool(start.thin)

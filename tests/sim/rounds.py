@@ -68,6 +68,8 @@ class Script:
     """The newest step that is on another machine."""
     kept: int = -1
     """The newest step that it keeps, or is about to have in memory; -1: it has kept none."""
+    there: int = -1
+    """The newest step that is in the memory of its machine."""
     idle_from_s: float = NEVER_S
     end: Failure | None = None
     ended: bool = False
@@ -272,8 +274,8 @@ class RoundsWorld:
                 source = found.step if found is not None else 0
                 # Who has missed later rounds cannot tell whether others have kept more in them.
                 missed = not lacking.nodes and lacking.round.generation < self.memories.newest_round
-                # If all are new, machines that have done a step may have it, though not its mirrors.
-                there = self.memories.mirrored if lacking.nodes else self.memories.done
+                # If all are new, machines that have kept a step may have it, though not its mirrors.
+                there = self.memories.mirrored if lacking.nodes else self.memories.everywhere
                 assert source < there or missed, "it waits for a step on its way to its mirrors"
                 worker.lacking_from_s = min(worker.lacking_from_s, self.clock.now_s)
             case CopyThin(parts):
@@ -454,6 +456,8 @@ class RoundsWorld:
                 script.mirrored = held.step  # its thread has ended
                 return
             self.memories.put(node_of(worker.name), held)
+            script.there = held.step
+            self.memories.everywhere = max(self.memories.everywhere, min(one.there for one in scripts))
             if partner:
                 self.clock.after(self.clock.between(0.0, self.mirror_s), mirrored)
             else:

@@ -181,7 +181,10 @@ def test_a_forked_process_has_a_thread_of_its_own(tmp_path: Path) -> None:
     assert told.wait(100)
     child = os.fork()
     if child == 0:
-        again = threading.Event()
-        thread.call(again.set)
-        os._exit(0 if again.wait(100) else 1)
+        status, again = 1, threading.Event()
+        try:
+            thread.call(again.set)
+            status = 0 if again.wait(100) else 1
+        finally:
+            os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
