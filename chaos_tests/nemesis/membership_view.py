@@ -100,8 +100,8 @@ class MembershipView:
     def round_runs(self) -> bool:
         """Whether the scripts of all members run, and nobody is about to join them."""
         running = sum(len(self.scripts.get(worker, ())) for worker in self.members)
-        of_these = self._round == self.generation and 0 < running == self._processes
-        return self.steady and not self.newcomers and of_these
+        is_whole = self._round == self.generation and 0 < running == self._processes
+        return self.steady and not self.newcomers and is_whole
 
     @property
     def holders(self) -> tuple[str, ...]:

@@ -151,19 +151,17 @@ class Failures:
         return replace(self, furthest=furthest, said=said, steps=steps)
 
     def and_broke_at(self, generation: int, members: Collection[str], reduced: int) -> Failures:
-        """Note how many operations were complete when the ring of a generation broke. The failure of a member had
-        broken it, so all of them were complete before, also those of which the leader had not heard by then. members:
-        of that ring; others fail beside it."""
+        """Note how many operations were complete when the ring of a generation broke. The failure of a member has
+        broken the ring, so these operations were complete before it, also those of which the leader had not heard by
+        then. members: of that ring; the failure of any other worker breaks no ring."""
         furthest = max(self.furthest, reduced)
-        broke = {
-            known.worker_id
-            for known in self.history
+        history = tuple(
+            replace(known, done=furthest)
             if known.generation == generation and known.done < furthest and known.worker_id in members
-        }
-        if not broke and furthest == self.furthest:
-            return self
-        stood = (replace(known, done=furthest) if known.worker_id in broke else known for known in self.history)
-        return replace(self, furthest=furthest, history=tuple(stood))
+            else known
+            for known in self.history
+        )
+        return replace(self, furthest=furthest, history=history)
 
     def and_serves(self, node: str) -> Failures:
         """Note that an operation was completed with a worker of this node: what failed there before is no row."""

@@ -201,10 +201,12 @@ def awaited(
     lag = LAG if seen is not None else LAG - 1  # then some of these nodes may just be a little later
     newest = KnownStep(RoundNumber(0, 0), 0, away) if seen is None else replace(seen, nodes=away)
     for number, found in steps.items():
-        # The first step of a round is void if a script has changed its weights while it was copied. In the round that
-        # is known, it is the one behind the known step, and later ones are written over it.
-        gone = seen is not None and number == seen.round and min(found) > seen.step + 1
-        may_lack = lag + int(seen is not None and (source is None or number > source.round) and not gone)
+        # The first step of a round is void if a script has changed its weights while it was copied. In the round of
+        # `seen` that is the step behind `seen.step`; where all that is found is newer, it has been written over.
+        may_be_void = seen is not None and (source is None or number > source.round)
+        if seen is not None and number == seen.round and min(found) > seen.step + 1:
+            may_be_void = False
+        may_lack = lag + int(may_be_void)
         if len(found) > may_lack:
             step = sorted(found)[-1 - may_lack]
             step = min(step, known.step) if known is not None and number < known.round else step

@@ -236,7 +236,8 @@ class StepCopy:
         self.step = segment.held.step
         self.error: OSError | None = None
         self._failure: BaseException | None = None
-        """What the copy of a tensor raised: wait() raises it in the script."""
+        """What the copy of a tensor raised, or the sending, but for CopyFailed: wait() and join() raise it in the
+        script."""
         self.torn = ""
         """The path of a tensor that was changed while it was copied; the step is not kept then."""
         self.unsent: list[tuple[SegmentMirror, str]] = []
@@ -276,7 +277,7 @@ class StepCopy:
             raise self._failure
 
     def join(self) -> None:
-        """Until it is on the other machines, too, or cannot be. Raises what was no failure of a connection."""
+        """Until it is on the other machines, too, or cannot be. Raises as wait(), and what the sending has raised."""
         self._sent.wait()
         if self._failure is not None:
             raise self._failure
@@ -296,7 +297,7 @@ class StepCopy:
             self._here.set()
             if header is not None:
                 self._send(header, body)
-        except BaseException as error:  # of a subclass of Tensor, most often: the script has to hear of it
+        except BaseException as error:  # the script has to hear of it; SystemExit would end the thread for later steps
             self._failure = error
         finally:
             self._here.set()

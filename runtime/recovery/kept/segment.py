@@ -179,8 +179,8 @@ class SegmentFile:
 
 
 class CopyThread:
-    """Writes one segment behind the other. It lives as long as this object: to start a thread in each step, and to wait
-    until it has begun, takes the script a third of a millisecond."""
+    """Makes one call behind the other, in a thread that lives as long as this object: to start a thread in each step,
+    and to wait until it has begun, takes the script a third of a millisecond."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -188,7 +188,7 @@ class CopyThread:
         weakref.finalize(self, self._calls.put, None)  # also when the script ends
 
     def call(self, one: Callable[[], None]) -> None:
-        """Soon, in the thread. one: raises nothing."""
+        """Have the thread make this call, which raises nothing."""
         if self._thread is None or not self._thread.is_alive():  # as in a process that was forked since
             self._thread = TorchThread(target=_call_all, args=(self._calls,), name="keep")
             self._thread.start()
@@ -202,7 +202,7 @@ def _call_all(calls: SimpleQueue[Callable[[], None] | None]) -> None:
 
 
 class SegmentWriter:
-    """Writes the segments of one part of a round. Used by one thread at a time."""
+    """Writes the segments of one part of a round. Used by one thread at a time. thread: where its user may do so."""
 
     def __init__(self, directory: Path, group: int, part: int) -> None:
         """directory: of the round; it is there. Raises OSError."""

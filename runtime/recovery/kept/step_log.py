@@ -24,10 +24,10 @@ from runtime.recovery.kept.place import directory_of, rounds_in
 NAME = "log"
 """Of the file, with the rank behind it."""
 STEPS_MAX = 256
-"""So many newest steps are read. What is logged in steps that take less than a millisecond may be lost: workers look
-five times a second."""
+"""A worker reads so many of the newest steps in a file. A script whose steps take less than a millisecond may lose what
+it logs, as workers look five times a second."""
 FILE_STEPS_MAX = 2 * STEPS_MAX
-"""A file with so many steps is replaced by one with STEPS_MAX."""
+"""When a file has so many steps, a new file with the newest STEPS_MAX takes its place."""
 
 
 @dataclass(frozen=True, slots=True)
