@@ -7,8 +7,8 @@ The scripts load it, each what it needs, so the world may have another size.
 
 boxes.py       where a shard lies in its tensor, and what it shares with another one. Pure
 choice.py      which step the next round goes on from. Pure
-segment.py     one segment: its file, how it is written so that a kill leaves no half of it, by which thread, and how it is
-               checked
+segment.py     one segment: its file, how it is written so that a kill leaves no half of it, and how it is checked; the
+               thread that writes
 content.py     the objects of a script as tensors and plain values
 reading.py     the same again and again, without making anew what has not changed
 comparison.py  what of them all processes have alike
