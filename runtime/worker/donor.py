@@ -34,6 +34,7 @@ loss voids earlier promises, and one of the two may hear of the loss later than 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -129,7 +130,7 @@ class CopyServer:
         """Answer requests until the asker hangs up. worker_id: the asker, by its hello, which its token proves."""
         try:
             while True:
-                request, _ = connection.receive()
+                request, _ = connection.receive(within_s=math.inf)  # an asker may have nothing to ask for hours
                 self._answer(connection, worker_id, request)
         except CopyFailed:
             return  # the asker notices this and asks again, here or elsewhere

@@ -9,7 +9,15 @@ from typing import TypeAlias
 from elastic.protocol.worker_id import node_of
 from runtime.frontends.restart.places import share
 from runtime.frontends.restart.rounds import StartScript
-from runtime.recovery.kept.choice import HeldSegment, KnownStep, RoundNumber, ThinPart, holders, newest_whole
+from runtime.recovery.kept.choice import (
+    NO_ROUND,
+    HeldSegment,
+    KnownStep,
+    RoundNumber,
+    ThinPart,
+    holders,
+    newest_whole,
+)
 from runtime.recovery.kept.segment import BUFFERS
 from runtime.recovery.kept.step_log import LoggedStep
 from tests.sim.clock import Clock
@@ -48,6 +56,10 @@ class Memories:
         """So many steps were in the ledger when steps were done again as all machines that had them were lost."""
         self._void: set[int] = set()
         """Rounds whose first step some scripts have not kept, as they have changed their weights meanwhile."""
+        self._off: dict[str, RoundNumber] = {}
+        """Machine -> the newest round in which one of its scripts has kept nothing any more."""
+        self.off = 0
+        """The newest such round of all machines; 0: there was none."""
 
     def put(self, node: str, held: HeldSegment) -> None:
         """Into the file with the oldest step of that part."""
@@ -81,6 +93,8 @@ class Memories:
 
     def newest(self, worker: str, members: Sequence[str], generation: int) -> int:
         """As the worker reports it."""
+        if self.is_off(worker, generation):
+            return -1
         return max((one.step for one in self._own(worker, members, generation)), default=-1)
 
     def _own(self, worker: str, members: Sequence[str], generation: int) -> list[HeldSegment]:
@@ -92,7 +106,23 @@ class Memories:
         self._held.pop(node, None)
         self._logs.pop(node, None)
         self._known.pop(node, None)
+        self._off.pop(node, None)
         self._lost.add(node)
+
+    def turn_off(self, worker: str, generation: int) -> None:
+        """The script of this worker keeps nothing any more in this round."""
+        self._off[node_of(worker)] = RoundNumber(0, generation)
+        self.off = max(self.off, generation)
+
+    def is_off(self, worker: str, generation: int) -> bool:
+        return self._off.get(node_of(worker)) == RoundNumber(0, generation)
+
+    def forget_void(self, worker: str) -> RoundNumber:
+        """The machine of this worker forgets what is not newer than a round in which it has kept nothing any more."""
+        node = node_of(worker)
+        off = self._off.pop(node, NO_ROUND)
+        self._held[node] = {one for one in self._held.get(node, ()) if one.round > off}
+        return off
 
     def look(self, worker: str, members: Sequence[str]) -> tuple[HeldSegment, ...]:
         mine, workers = share(worker, members)
@@ -143,22 +173,27 @@ class Memories:
         in_vain: bool,
         nobody_knows: bool,
         recorded: int,
+        off: RoundNumber,
     ) -> None:
         """The scripts of a round begin. dead: machines of members that have died since they said what they have.
         in_vain: they have waited for a machine without a worker, and none came. nobody_knows: all workers are new,
-        since all were lost. recorded: so many steps are in the ledger."""
+        since all were lost. recorded: so many steps are in the ledger. off: the newest round of which it is known that
+        a script has kept nothing any more."""
         step = 0
         if start.source is not None:
             step, found = start.source.step, holders(start.held, start.source)
             parts = {one.part for one in found}
             assert parts and parts == set(range(next(iter(found)).parts)), f"step {step} is not whole"
+            assert start.source.round >= off, f"step {step} is older than what a script had when it kept nothing more"
         if generation <= self.newest_round:
             return
         again = self.done - step
         nodes = set(map(node_of, members))
         away = set(self._held) - nodes  # a mirror has the step kept before its newest one
         last = {node for node in away if any(one.round.generation == self.newest_round for one in self._held[node])}
-        if len(self._lost) > 1:  # a second machine, before what the first one had was on two of those left
+        if 0 < self.off == self.newest_round:  # its own files are newer
+            self._reached.add("off")
+        elif len(self._lost) > 1:  # a second machine, before what the first one had was on two of those left
             self._reached.add("two nodes lost")
         elif self._only in self._lost or (self._lost and self._thin):
             self._reached.add("only node lost")

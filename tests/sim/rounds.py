@@ -9,12 +9,14 @@ machines differ.
 
 Scripts keep each step, or each tenth one, in the memory of their machine, and on the next one a while later (kept.py).
 A death may leave the newest segment of a script half written, a script may change its weights while it keeps its first
-step, which is void then, and a machine is lost with its memory, also while others copy what it had.
+step, which is void then, one may keep nothing any more as its memory is full, and a machine is lost with its memory,
+also while others copy what it had.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from random import Random
 
 from elastic.protocol.worker_id import node_of
 from runtime.frontends.restart import rounds
@@ -37,7 +39,7 @@ from runtime.frontends.restart.rounds import (
     StartScript,
 )
 from runtime.frontends.restart.step_records import StepRecords
-from runtime.recovery.kept.choice import HeldSegment, RoundNumber, mirrors_of, newest_whole
+from runtime.recovery.kept.choice import NO_ROUND, HeldSegment, RoundNumber, mirrors_of, newest_whole
 from runtime.session import StepRecord
 from tests.sim.clock import Clock
 from tests.sim.kept import LoggedKey, Memories
@@ -76,6 +78,8 @@ class Script:
     asked: bool = False
     waits: bool = False
     """It has done the step behind which all agree to end, as they were asked."""
+    off: bool = False
+    """It keeps nothing any more."""
 
 
 @dataclass
@@ -96,6 +100,8 @@ class Worker:
     ends_by_s: float = NEVER_S
     """Until when it waits for the last step of the round."""
     told: set[LoggedKey] = field(default_factory=set)
+    off: RoundNumber = NO_ROUND
+    """The newest round of which it has heard that a script has kept nothing any more."""
     records: StepRecords | None = None
 
 
@@ -128,6 +134,8 @@ class RoundsWorld:
         """How often a machine is lost while the first steps of a round are kept."""
         self.mirror_s = 0.9 * self.every if rare else choice((0.1, 0.5, 5.0, 0.9 * self.every))
         self.troubles = self.clock.random.randint(0, 6)
+        self.full = Random(f"full {seed}")
+        """Draws when the memory of a machine is full: in a third of the jobs, and without it the others are as ever."""
         self.workers: dict[str, Worker] = {}
         self.generations: list[tuple[str, ...]] = [()]
         self.newcomers: list[str] = []
@@ -159,6 +167,8 @@ class RoundsWorld:
             self.clock.after(self.clock.between(0.0, 2.5 * WORK_S), self._trouble)
         for _ in range(self.clock.random.randint(0, 2)):
             self.clock.after(self.clock.between(0.0, 2.5 * WORK_S), self._drain)
+        for _ in range(self.full.choice((0, 0, 0, 0, 1, 2))):
+            self.clock.after(self.full.uniform(0.0, 2.0 * WORK_S), self._turn_off)
         while not self._over():
             assert self.clock.turn() and self.clock.now_s < LIMIT_S, f"the job does not end: {self.workers}"
         done = [worker.script.step for worker in self.workers.values() if worker.left and worker.script is not None]
@@ -213,6 +223,8 @@ class RoundsWorld:
         if script is not None:
             worker.state.keeps(self.memories.newest(worker.name, members, worker.state.generation))
             self._look_at_last(worker, members)
+            if self.memories.is_off(worker.name, worker.state.generation):
+                worker.state.off = RoundNumber(0, worker.state.generation)
         exchange = self.exchanges[worker.exchange]
         if script is not None and worker.name not in exchange.said:
             number = RoundNumber(0, worker.state.generation)
@@ -252,6 +264,7 @@ class RoundsWorld:
         assert worker.records is not None
         worker.state.logged, worker.state.tells = (), False
         worker.records.hear(exchange.result.values())
+        worker.off = max(worker.off, *(said.off for said in exchange.result.values()))
         if (safe := rounds.safe_step(exchange.result, members, worker.knows)) > 0:
             worker.records.keep(RoundNumber(0, worker.state.generation), safe)
         worker.state.learn(exchange.result, members, RoundNumber(0, worker.state.generation))
@@ -262,6 +275,7 @@ class RoundsWorld:
         match decision:
             case LookAtKept():
                 worker.state.known = worker.state.known or self.memories.remembered(name)
+                worker.state.off = max(worker.state.off, self.memories.forget_void(name))
                 worker.state.held = self.memories.look(name, members)
                 mine, shares = share(name, members)
                 worker.state.tells = rounds.tells_new_ones(name, exchange.result, members)
@@ -276,6 +290,8 @@ class RoundsWorld:
                 missed = not lacking.nodes and lacking.round.generation < self.memories.newest_round
                 # If all are new, machines that have kept a step may have it, though not its mirrors.
                 there = self.memories.mirrored if lacking.nodes else self.memories.everywhere
+                assert lacking.round > worker.off, f"it waits for step {lacking.step}, behind which nothing was kept"
+                missed |= 0 < self.memories.off == self.memories.newest_round  # who has kept nothing more may be lost
                 assert source < there or missed, "it waits for a step on its way to its mirrors"
                 worker.lacking_from_s = min(worker.lacking_from_s, self.clock.now_s)
             case CopyThin(parts):
@@ -293,7 +309,9 @@ class RoundsWorld:
                     in_vain=in_vain,
                     nobody_knows=nobody_knows,
                     recorded=max(self.ledger, default=-1) + 1,
+                    off=max(self.workers[member].off for member in members),
                 )
+                self.memories.settle(name, worker.state.off.generation)
                 number = RoundNumber(0, worker.state.generation)
                 worker.records.begin(number, start.source)
                 worker.state.starts(start, number)
@@ -319,6 +337,7 @@ class RoundsWorld:
                     worker.state.digests = {f"tensor {members.index(name)}": "0123"}
             case AllDone(digest):
                 is_kept = worker.script is not None and worker.script.kept == STEPS
+                is_kept = is_kept and self.memories.off < worker.state.generation
                 assert digest or "ended in part" in self.reached or not is_kept, "the last step has no digest"
                 number = RoundNumber(0, worker.state.generation)
                 worker.records.keep(number, worker.records.newest(number))
@@ -373,7 +392,8 @@ class RoundsWorld:
             self.memories.agree(worker.state.generation, end.last)
             return False
         quiet = end.upsets == self.upsets and len(end.seen) == len(members) and STEPS - script.step > LAST_STEPS
-        assert now_s < worker.ends_by_s or not quiet, "the scripts do not end behind one step"
+        all_keep = self.memories.off < worker.state.generation
+        assert now_s < worker.ends_by_s or not (quiet and all_keep), "the scripts do not end behind one step"
         return now_s < worker.ends_by_s
 
     def _leave(self, worker: Worker) -> None:
@@ -433,14 +453,14 @@ class RoundsWorld:
         if script.step > min(one.step for one in scripts):
             return
         end = self.ends[generation] if script.asked else None
-        last = end is not None and end.is_last(worker.name, script.step + 1)
+        last = end is not None and not script.off and end.is_last(worker.name, script.step + 1)
         keeps, first = last or (script.step + 1) % self.every == 0, script.kept < 0
-        if (keeps or first) and partner and script.mirrored < script.kept:
+        if (keeps or first) and partner and script.mirrored < script.kept and not script.off:
             return
         script.step, script.waits = script.step + 1, last
         self.memories.log(worker.name, members, generation, script.step)
         self.memories.done = max(self.memories.done, min(one.step for one in scripts))
-        if not keeps and not first:
+        if script.off or (not keeps and not first):
             return
         script.kept = script.step
         held = self.memories.begin(worker.name, members, generation, script.step)
@@ -517,6 +537,15 @@ class RoundsWorld:
                     for other in running:
                         if other is not worker and other.script is not None:
                             other.script.idle_from_s = min(other.script.idle_from_s, self.clock.now_s)
+
+    def _turn_off(self) -> None:
+        """The memory of a machine is full for one script."""
+        running = [w for w in self.workers.values() if w.script is not None and not w.script.ended and not w.dead]
+        if not running or (script := (worker := self.full.choice(running)).script) is None:
+            return
+        self.upsets += 1
+        script.off = True
+        self.memories.turn_off(worker.name, worker.state.generation)
 
     def _drain(self) -> None:
         living = [name for name in self.generations[-1] if not self.workers[name].dead]

@@ -22,7 +22,7 @@ SEEDS = 300
 MUST_REACH = (
     *("all lost", "ended in part", "failed", "failing", "hang", "join", "killed", "lost", "lost at the end"),
     *("waited", "copied", "done again", "node lost", "torn", "two nodes lost", "drain", "agreed"),
-    *("several done again", "void"),
+    *("several done again", "void", "off"),
 )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from elastic.agent.worker.environment import WorkerEnvironment
-from elastic.errors import CheckpointCorrupt
+from elastic.errors import CheckpointCorrupt, NoMemory
 from elastic.protocol.worker_id import node_of
 from runtime.allreduce.ring.tls import TlsContexts
 from runtime.frontends.restart.rounds import StartScript
@@ -17,6 +18,9 @@ from runtime.recovery.kept.remote import OtherMachines
 from runtime.recovery.transfer.connection import CopyFailed
 from runtime.worker.worker_session import WorkerSession
 
+ROOM_BYTES = 1 << 20
+"""With less, a machine takes no part in keeping: it could not even be written where the others are."""
+
 
 class KeptSources:
     """For the scripts of one worker. Used by its main thread."""
@@ -27,13 +31,24 @@ class KeptSources:
         self._told = told
         self._memory = memory
 
+    def has_room(self, members: tuple[str, ...]) -> bool:
+        """Whether the scripts of a round can be told of other machines: what they are told is written into memory. On
+        one machine they can load what was kept even if nothing more has room."""
+        if not self._memory or not mirrors_of(self._session.worker_id, members):
+            return bool(self._memory)
+        try:
+            status = os.statvfs(self._memory)
+        except OSError:  # it is gone
+            return False
+        return status.f_bavail * status.f_frsize >= ROOM_BYTES
+
     def environment(
         self, rank: int, members: tuple[str, ...], start: StartScript, number: RoundNumber
     ) -> dict[str, str]:
         """What a process of the script is told about keeping its state in the round of that number. Raises OSError."""
         source, because, others = start.source, "", ""
         if start.without:
-            because = f"{start.without[0]} has no directory in memory: --snapshot-every off says so, or its log"
+            because = f"{start.without[0]} has no room in memory, or --snapshot-every off"
         elif mirrors := mirrors_of(self._session.worker_id, members):
             parts: dict[int, str] = {}
             count = 0
@@ -55,7 +70,7 @@ class KeptSources:
         try:
             with opened(self._memory, here, others, TlsContexts(self._told.certs)) as segments:
                 return leaf_digests(segments, *mine, own=self._told.ranks > 0)
-        except (CopyFailed, CheckpointCorrupt, OSError, RuntimeError, MemoryError) as error:  # torch has no memory
+        except (CopyFailed, CheckpointCorrupt, OSError, NoMemory, RuntimeError, MemoryError) as error:  # of torch, too
             self._session.note("kept_not_digested", step=source.step, because=str(error))
             return None
 

@@ -15,6 +15,7 @@ from typing import Any, Self, TypeAlias
 from elastic.protocol.worker_id import node_of
 from runtime.allreduce.reduction.partial_sum import Json
 from runtime.recovery.kept.choice import (
+    NO_ROUND,
     HeldSegment,
     KeptStep,
     KnownStep,
@@ -59,9 +60,9 @@ class Failure:
     message: str = ""
 
     @classmethod
-    def read(cls, status: int, now_s: float, error_file: Path) -> Self:
-        """error_file: where torch.distributed.elastic.multiprocessing.errors.record writes an exception; a script that
-        does not use it writes none."""
+    def read(cls, status: int, at_s: float, error_file: Path) -> Self:
+        """at_s: when it ended. error_file: where torch.distributed.elastic.multiprocessing.errors.record writes an
+        exception; a script that does not use it writes none."""
         try:
             written_s = error_file.stat().st_mtime  # its own timestamp is in whole seconds
             found = json.loads(error_file.read_text())["message"]
@@ -70,15 +71,16 @@ class Failure:
             place = f"{calls[-1][0]}:{calls[-1][1]}" if calls else ""
             return cls(status, written_s, place, str(found["message"]))
         except FileNotFoundError:
-            return cls(status, now_s)
+            return cls(status, at_s)
         except (ValueError, LookupError, TypeError, AttributeError):
-            return cls(status, now_s, message=f"{error_file} cannot be read")
+            return cls(status, at_s, message=f"{error_file} cannot be read")
 
     @property
     def order(self) -> tuple[bool, bool, float]:
         """The first of several is the cause: the failure of one script closes its connections, by which the others
-        fail too, some of them faster than one that was killed."""
-        return not self.is_cause, self.status >= 0, self.at_s
+        fail too, some of them faster than one that was killed. A library may abort its process for that, as NCCL does,
+        so SIGABRT goes before nothing that was earlier."""
+        return not self.is_cause, self.status >= 0 or self.status == -signal.SIGABRT, self.at_s
 
     @property
     def is_from_outside(self) -> bool:
@@ -141,6 +143,8 @@ class ScriptReport:
     """How many steps the worker knows to be in the ledger; -1: it is new, and no other worker has told it yet."""
     tells: bool = False
     """Whether it tells new workers: `logged` has all that it has heard of steps that are not in the ledger."""
+    off: RoundNumber = NO_ROUND
+    """The newest round of which it knows that a script kept nothing any more: what is older is void on all machines."""
 
     def said(self, hang_s: float, kept: str = "", ranks: Sequence[int] = ()) -> str:
         """What `elastic status` shows of the script. hang_s: as of `decide`. kept: what is kept of the round. ranks: of
@@ -154,7 +158,7 @@ class ScriptReport:
         known: Json = None if self.known is None else self.known.to_json()
         logged: list[Json] = [one.to_json() for one in self.logged]
         plain = asdict(replace(self, held=None, known=None, logged=()))
-        return {**plain, "held": held, "known": known, "logged": logged}
+        return {**plain, "held": held, "known": known, "logged": logged, "off": list[Json](self.off)}
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> Self:
@@ -179,6 +183,7 @@ class ScriptReport:
             said["first"],
             said["recorded"],
             said["tells"],
+            RoundNumber(*said["off"]),
         )
 
 
@@ -314,19 +319,23 @@ def decide(
 def _begin(
     store: tuple[str, int], waiting: Mapping[str, ScriptReport], members: Sequence[str]
 ) -> LookAtKept | AwaitNodes | CopyThin | StartScript:
-    """All wait. What scripts have kept is looked at when none of them runs any more, on any machine."""
+    """All wait. What scripts have kept is looked at when none of them runs any more, on any machine.
+
+    In a round in which a script kept nothing any more it has gone on, and its own files are newer than what earlier
+    rounds have kept. Of that round a machine may have newer steps, where each machine has all; nobody is waited for."""
+    off = max(report.off for report in waiting.values())
     held: dict[str, tuple[HeldSegment, ...]] = {}
     for worker, report in waiting.items():
         if report.held is None:
             return LookAtKept()
-        held[worker] = report.held
+        held[worker] = tuple(one for one in report.held if one.round >= off)
     if without := tuple(worker for worker, report in waiting.items() if not report.memory):
         return StartScript(store, without=without)
     every = [one for segments in held.values() for one in segments]
     source = newest_whole(every)
-    said = [report.known for report in waiting.values() if report.known is not None]
+    said = [report.known for report in waiting.values() if report.known is not None and report.known.round > off]
     known = max(said, key=lambda one: (bool(one.nodes), one), default=None)
-    lacking = awaited(known, every, source, members)
+    lacking = awaited(known, [one for one in every if one.round > off], source, members)
     if lacking is not None and max(report.lacking_s for report in waiting.values()) < LACKING_S:
         return AwaitNodes(lacking)
     thin = () if source is None else tuple(thin_parts(held, source, members))
@@ -398,6 +407,7 @@ class RoundState:
     tells: bool = False
     hashed: bool = False
     digests: Mapping[str, str] | None = None
+    off: RoundNumber = NO_ROUND
     """See ScriptReport."""
     begun: int = 0
     """The step with which the script has begun."""
@@ -431,7 +441,9 @@ class RoundState:
         self.known = KnownStep(number, self.begun, tuple(sorted(set(map(node_of, start.held)))))
 
     def learn(self, reports: Mapping[str, ScriptReport], members: Sequence[str], number: RoundNumber) -> None:
-        """From the reports of an exchange: what all scripts of this worker's round have kept, and mirrored."""
+        """From the reports of an exchange: what all scripts of this worker's round have kept, and mirrored, and which
+        round is the newest in which a script of any worker keeps nothing."""
+        self.off = max(self.off, *(report.off for report in reports.values()))
         step = safe_step(reports, members, self.generation)
         if step >= 0 and self.script is not ScriptState.WAITING:
             self.known = KnownStep(number, step, tuple(sorted(set(map(node_of, members)))))
@@ -446,7 +458,8 @@ class RoundState:
         said = replace(said, held=held, copied=self.copied, kept=self.kept, memory=self.memory)
         said = replace(said, known=self.known, lacking_s=lacking_s)
         said = replace(said, logged=self.logged, hashed=self.hashed, digests=self.digests)
-        return replace(said, before=self.before, first=self.first, recorded=recorded, tells=self.tells)
+        said = replace(said, before=self.before, first=self.first, recorded=recorded)
+        return replace(said, tells=self.tells, off=self.off)
 
     def decide(
         self, reports: Mapping[str, ScriptReport], members: Sequence[str], generation: int, hang_s: float

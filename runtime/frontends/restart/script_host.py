@@ -54,9 +54,11 @@ class HostLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ScriptExit:
-    """status: exit status, or minus the signal. expired: the scope of the timer whose expiry has ended it, or ""."""
+    """status: exit status, or minus the signal. at_s: when the script ended, in seconds since 1970. expired: the scope
+    of the timer whose expiry has ended it, or ""."""
 
     status: int
+    at_s: float
     expired: str = ""
 
 
@@ -322,6 +324,7 @@ class _Host:
         self._script = None
         script.see_expiries()
         status = stop_signals.plain(os.waitstatus_to_exitcode(os.waitpid(script.pid, 0)[1]))
+        at_s = time.time()  # it may take a second to end what the script has left behind
         os.close(script.watched)
         if script.timers is not None:
             script.timers.close()
@@ -329,7 +332,7 @@ class _Host:
         if script.stopping:
             self._tell({"stopped": status})
         else:
-            self._tell({"ended": {"status": status, "expired": script.expired}})
+            self._tell({"ended": {"status": status, "at_s": at_s, "expired": script.expired}})
 
     def _leave(self) -> NoReturn:
         """The worker has ended: end the script, and this process."""

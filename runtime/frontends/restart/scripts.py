@@ -111,8 +111,8 @@ class Scripts:
             said = f"the timer of {ended.expired} expired (torch.distributed.elastic.timer)"
             # Elsewhere the same place twice proves a mistake of the script; a collective may hang twice for another
             # reason each time, so the place has the round.
-            return Failure(ended.status or 1, time.time(), f"{ended.expired} in round {self._generation}", said)
-        return Failure.read(ended.status, time.time(), error_file) if ended.status else None
+            return Failure(ended.status or 1, ended.at_s, f"{ended.expired} in round {self._generation}", said)
+        return Failure.read(ended.status, ended.at_s, error_file) if ended.status else None
 
 
 def _own_memory(pid: int, proc: Path = Path("/proc")) -> int:

@@ -19,7 +19,7 @@ from elastic.agent.worker import held_signals
 from elastic.agent.worker.environment import WorkerEnvironment
 from elastic.agent.worker.node_notice import NOTICE_FILE, NoticeFile
 from elastic.checkpoints.settings import Settings
-from elastic.errors import CheckpointCorrupt
+from elastic.errors import CheckpointCorrupt, NoMemory
 from elastic.protocol.loop_state import (
     AwaitInvitation,
     HandedOut,
@@ -202,6 +202,8 @@ class Supervisor:
                 self._at.tells = rounds.tells_new_ones(session.worker_id, reports, place.members)
                 told = self._records.unrecorded() if self._at.tells else ()
                 self._at.known = self._at.known or self._kept.remembered()
+                self._at.off = max(self._at.off, self._kept.void())
+                self._at.memory = self._sources.has_room(place.members)
                 self._at.held, self._at.logged = self._kept.check(*mine), (*told, *self._logs.left(*mine))
             case rounds.AwaitNodes(lacking):
                 self._await_nodes(place.rank, lacking)
@@ -209,6 +211,7 @@ class Supervisor:
                 self._copy_thin(parts)
             case rounds.StartScript() as start:
                 self._records.begin(self._round, start.source)
+                self._kept.settle(self._at.off)
                 self._say_source(place.rank, start)
                 self._start(place.members, start)
             case rounds.Blame(worker, failure):
@@ -266,6 +269,8 @@ class Supervisor:
             return ""
         mine = places(members, self._told.ranks)[me]
         said = [self._kept.follow(self._round, place.rank, place.node) for place in mine]
+        if self._kept.is_off(self._round):
+            self._at.off = self._round
         # Behind that look: whoever says that a step is kept says what was logged in it, too.
         self._at.logged = tuple(one for place in mine for one in self._logs.news(self._round, place.rank))
         kept, least = min(said, default=(-1, ""))
@@ -294,7 +299,7 @@ class Supervisor:
                 try:
                     pull(self._session.dial(), part.at, seal, part.held, self._settings.memory)
                     self._at.held = (*(self._at.held or ()), part.held)
-                except (CopyFailed, CheckpointCorrupt, OSError) as error:
+                except (CopyFailed, CheckpointCorrupt, OSError, NoMemory, RuntimeError, MemoryError) as error:
                     self._session.note("kept_not_copied", source=part.at, step=part.held.step, because=str(error))
         self._at.copied = True
 

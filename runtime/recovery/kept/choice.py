@@ -25,6 +25,10 @@ class RoundNumber(NamedTuple):
         return f"{self.run}.{self.generation}"
 
 
+NO_ROUND = RoundNumber(0, 0)
+"""Before the first round."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class HeldSegment:
     """A segment that a machine has, and that is as it was written. The segments of a step with one `group` have the

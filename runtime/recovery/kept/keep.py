@@ -210,7 +210,7 @@ class KeptScript:
             if self._writer is not None and self._place is not None:
                 self._keep(state, self._writer, gpu_at_once=not stepped)
         except OSError as error:
-            self.turn_off(f"{error.filename or self._place.memory} cannot be written ({error.strerror})")
+            self._stop_here(f"{error.filename or self._place.memory} cannot be written ({error.strerror})")
         if ends and self._end is not None and self._place is not None:
             self.wait()
             self._await_mirror()
@@ -234,7 +234,7 @@ class KeptScript:
         try:
             self._log.write(self._place.directory(), self.step)
         except OSError as error:
-            self.turn_off(f"{error.filename or self._place.memory} cannot be written ({error.strerror})")
+            self._stop_here(f"{error.filename or self._place.memory} cannot be written ({error.strerror})")
 
     def _before_step(self, name: str, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if self._copy is not None:
@@ -288,7 +288,7 @@ class KeptScript:
         copy.wait()
         copy.seen = True
         if copy.error is not None and self._place is not None:
-            self.turn_off(f"{self._place.memory} cannot be written ({copy.error.strerror})")
+            self._stop_here(f"{self._place.memory} cannot be written ({copy.error.strerror})")
         elif copy.torn and not self._at_once:
             self._at_once = True
             self._say(
@@ -314,8 +314,14 @@ class KeptScript:
             if count == 1:
                 self._place.leave_word(f"{THIN}{self._at.rank}", because)
 
+    def _stop_here(self, because: str) -> None:
+        """Keep nothing any more in this process, and say why, as no other process knows."""
+        if self._at is not None and self._at.rank:
+            print(f"elastic: on rank {self._at.rank}: the state is not kept: {because}", file=sys.stderr, flush=True)
+        self.turn_off(because)
+
     def turn_off(self, because: str) -> None:
-        """Keep nothing any more, and say why."""
+        """Keep nothing any more, and say why: rank 0 does so for all."""
         self._off = self._off or because
         if self._place is not None:
             self._say(f"the state is not kept in memory: {because}")

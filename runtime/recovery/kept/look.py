@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from elastic.errors import CheckpointCorrupt
-from runtime.recovery.kept.choice import HeldSegment, KeptStep, KnownStep, RoundNumber
+from runtime.recovery.kept.choice import NO_ROUND, HeldSegment, KeptStep, KnownStep, RoundNumber
 from runtime.recovery.kept.place import KNOWN, OFF, PART, THIN, KeptPlace, directory_of, rounds_in
 from runtime.recovery.kept.segment import Header, Segment, read_header, segments_in
 from runtime.session import Reports
@@ -32,8 +32,21 @@ class KeptHere:
     def check(self, share: int, shares: int) -> tuple[HeldSegment, ...]:
         """The segments that are as they were written, of this worker's share: the workers of a machine divide the work.
         No script of theirs runs now. A damaged segment is journalled, and removed."""
-        self._void()
         return tuple(self._checked(share, shares))
+
+    def is_off(self, number: RoundNumber) -> bool:
+        """Whether a script of this machine keeps nothing any more in that round."""
+        return bool(self._memory) and _off(directory_of(self._memory, number)) is not None
+
+    def void(self) -> RoundNumber:
+        """Remove what is not newer than a round in which a script of this machine has kept nothing any more: the script
+        has gone on since, and its own files are newer. Returns the newest such round; NO_ROUND: there is none."""
+        rounds = rounds_in(self._memory) if self._memory else []
+        newest = max((number for number in rounds if self.is_off(number)), default=NO_ROUND)
+        for number in rounds:
+            if number <= newest:
+                shutil.rmtree(directory_of(self._memory, number), ignore_errors=True)
+        return newest
 
     def follow(self, number: RoundNumber, rank: int, node: int) -> tuple[int, str]:
         """The newest step that the script of a rank has kept in the round in progress, and the same for people; -1 and
@@ -64,7 +77,7 @@ class KeptHere:
                 yield held
 
     def settle(self, number: RoundNumber) -> None:
-        """Remove what earlier rounds have kept: the round has kept a whole step itself."""
+        """Remove what rounds before this one have kept: it has kept a whole step itself, or what they have is void."""
         if self._memory and self._settled != number:
             self._settled = number
             for old in rounds_in(self._memory):
@@ -112,15 +125,6 @@ class KeptHere:
         except (OSError, ValueError):  # it was removed just now
             return None
         return header
-
-    def _void(self) -> None:
-        """Remove what is older than a round that has kept nothing: the script has gone on since, and its own files are
-        newer."""
-        rounds = rounds_in(self._memory)
-        off = [number for number in rounds if _off(directory_of(self._memory, number)) is not None]
-        for number in rounds:
-            if off and number <= off[-1]:
-                shutil.rmtree(directory_of(self._memory, number), ignore_errors=True)
 
 
 def _changed(path: Path, header: Header) -> bool:

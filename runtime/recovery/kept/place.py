@@ -74,8 +74,9 @@ class KeptPlace:
 
     def leave_word(self, what: str, because: str) -> None:
         """For the worker. what: OFF, or THIN with the rank."""
-        with suppress(OSError):  # the memory may be full, or gone: the script itself says it, too
-            (self.directory() / what).write_text(because)
+        if self.memory:
+            with suppress(OSError):  # the memory may be full, or gone: the script itself says it, too
+                (self.directory() / what).write_text(because)
 
 
 def directory_of(memory: str, number: RoundNumber) -> Path:

@@ -33,6 +33,8 @@ CONNECT_S = 5.0
 BUSY_S = 30.0
 """Seconds for which a worker that has too many callers is called again."""
 BUSY_POLL_S = 0.1
+PIECE_BYTES = 64 << 20
+"""Of a segment that is copied: so many bytes are in memory a second time."""
 COPIED = "3"
 """The end of the name of a file that a worker has copied; those of scripts are numbered from 0 to 2."""
 
@@ -155,7 +157,7 @@ def _blob(view: memoryview) -> torch.Tensor:
 
 
 def pull(dial: CopyDial, worker_id: str, seal: TlsContexts, held: HeldSegment, memory: str) -> None:
-    """Copy a segment to this machine. Raises CopyFailed, and OSError where it has no room."""
+    """Copy a segment to this machine. Raises CopyFailed, OSError where it has no room, and NoMemory."""
     connection = dial.open(worker_id, seal)
     try:
         segment = RemoteSegment(connection, held)
@@ -163,7 +165,9 @@ def pull(dial: CopyDial, worker_id: str, seal: TlsContexts, held: HeldSegment, m
         file = SegmentFile(path)
         try:
             body = file.begin(segment.header.body)
-            body[:] = segment.read(0, segment.header.body)
+            for at in range(0, segment.header.body, PIECE_BYTES):
+                size = min(PIECE_BYTES, segment.header.body - at)
+                body[at : at + size] = segment.read(at, size)
             file.finish(held, body, segment.table_bytes(), segment.header.sum)
         finally:
             file.close()

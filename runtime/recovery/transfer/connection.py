@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import select
 import socket
 import struct
@@ -35,7 +36,7 @@ MAX_HEAD_BYTES = 4 * MAX_HEADER_BYTES
 MAX_BLOBS = 1 << 20
 MAX_TOTAL_BYTES = 1 << 42
 ANSWER_S = 600.0
-"""Seconds before the other side's next message has to begin; keep-alive finds a host that is gone."""
+"""Seconds before the other side's answer has to begin; keep-alive finds a host that is gone."""
 STALL_S = 30.0
 """Seconds for which a message that has begun may make no progress."""
 _CHUNK_BYTES = 1 << 18
@@ -132,9 +133,9 @@ class CopyConnection:
     ) -> tuple[dict[str, Json], list[Tensor]]:
         """The next message: its header and its blobs, in the memory that ``into`` gives or in new tensors.
 
-        Raises CopyFailed if the other side is gone, says nothing for within_s (None: ANSWER_S), stops within a message
-        for STALL_S, sends bytes that do not fit their announcement or checksums, or on abort; NoMemory if there is not
-        enough for the announced bytes.
+        Raises CopyFailed if the other side is gone, says nothing for within_s (None: ANSWER_S; inf: no limit), stops
+        within a message for STALL_S, sends bytes that do not fit their announcement or checksums, or on abort; NoMemory
+        if there is not enough for the announced bytes.
         """
         with self._using, _failures():
             magic, head_size, total = _PREFIX.unpack(self._take(_PREFIX.size, within_s or ANSWER_S))
@@ -185,7 +186,7 @@ class CopyConnection:
 
     def _fill(self, view: memoryview, within_s: float) -> None:
         """Fill the view. within_s: seconds for the first bytes; STALL_S holds between later ones."""
-        self._sock.settimeout(within_s)
+        self._sock.settimeout(within_s if within_s < math.inf else None)
         got = 0
         while got < view.nbytes:
             part = self._sock.recv_into(view[got:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 import threading
 import time
@@ -12,7 +13,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -283,6 +284,26 @@ def die(worker: Worker, survivors: tuple[Worker, Worker], op: int) -> None:
     for order in (loss, generation(4, Kind.PLANNED, member, newcomer, base=3)):
         for other in survivors:
             other.hear(Publish(1, order))
+
+
+def test_an_asker_may_have_nothing_to_ask_for_as_long_as_it_likes(make: Make) -> None:
+    """As a script that sends each step that it keeps, and evaluates for hours."""
+    patience: list[float | None] = []
+
+    class Noted(CopyConnection):
+        def receive(self, into: Any = None, within_s: float | None = None) -> Any:
+            patience.append(within_s)
+            return super().receive(into, within_s)
+
+    ours, theirs = socket.socketpair()
+    asker = CopyConnection(ours)
+    asker.send({"want": "anything"})
+    serving = threading.Thread(target=make("w0").donor.serve, args=(Noted(theirs), "w1"))
+    serving.start()
+    assert "unknown request" in str(asker.receive()[0]["refused"])
+    asker.close()
+    serving.join()
+    assert patience == [math.inf, math.inf]
 
 
 def test_a_spare_waits_until_there_is_a_place_for_it_whatever_happens_meanwhile(make: Make) -> None:

@@ -36,6 +36,7 @@ STORE = ("10.0.0.1", 4000)
 THIRD = RoundNumber(0, 3)
 WAITING, RUNNING, DONE, FAILED = ScriptState.WAITING, ScriptState.RUNNING, ScriptState.DONE, ScriptState.FAILED
 EARLY, LATE, KILLED, ABORTED = Failure(1, 10.0), Failure(1, 11.0), Failure(-9, 12.0), Failure(-6, 11.5)
+CRASHED = Failure(-11, 11.5)
 EXPIRED = Failure(-9, 12.0, message="the timer expired")
 
 
@@ -178,6 +179,8 @@ TWICE = ((part(7, 0), part(7, 2)), (part(7, 1),), (part(7, 2), part(7, 1), part(
         (reports(FAILED, FAILED, RUNNING, r0=EARLY, r1=KILLED), False, Blame("a.1.0", KILLED)),
         (reports(FAILED, FAILED, RUNNING, r0=ABORTED, r1=KILLED), False, Blame("a.1.0", KILLED)),
         (reports(RUNNING, FAILED, RUNNING, r1=ABORTED), False, GoOn(failing=True)),
+        (reports(FAILED, FAILED, RUNNING, r0=ABORTED, r1=EARLY), True, Blame("a.1.0", EARLY)),
+        (reports(FAILED, FAILED, RUNNING, r0=CRASHED, r1=EARLY), True, Blame("a.0.0", CRASHED)),
         (reports(RUNNING, FAILED, RUNNING, r1=EXPIRED), False, GoOn(failing=True)),
         (reports(DONE, FAILED, DONE, r1=EARLY), True, Blame("a.1.0", EARLY)),
         (reports(FAILED, FAILED, DONE, r0=EARLY, r1=EARLY), True, Blame("a.0.0", EARLY)),
@@ -297,6 +300,34 @@ def test_scripts_keep_nothing_if_one_machine_has_no_directory_in_memory() -> Non
     assert not state.report(None).memory, "it stays so in each round"
 
 
+def off(said: dict[str, ScriptReport], number: RoundNumber) -> dict[str, ScriptReport]:
+    """The same where a worker knows of a round in which a script kept nothing any more."""
+    return {**said, "b.0.3": replace(said["b.0.3"], off=number)}
+
+
+def test_what_a_script_has_gone_on_from_without_keeping_it_is_loaded_nowhere() -> None:
+    """Its machine alone has the word, or had it; the others have all parts of what was kept before."""
+    fourth = RoundNumber(0, 4)
+    newer = tuple(tuple(replace(one, round=fourth) for one in held) for held in TWICE)
+    away = KnownStep(THIRD, 10, ("a", "c"))
+    old = reports(WAITING, WAITING, WAITING, held=TWICE, known=away)
+    assert decide(off(old, fourth), MEMBERS, 4, failing=False) == start(None, ((), (), ())), "nobody is waited for"
+    assert decide(off(old, THIRD), MEMBERS, 4, failing=False) == start(SEVENTH, TWICE), "it is as new as that round"
+    rest = reports(WAITING, WAITING, WAITING, held=((part(9, 0), part(8, 0), *TWICE[0]), *TWICE[1:]), known=away)
+    assert isinstance(decide(off(rest, THIRD), MEMBERS, 4, failing=False), StartScript), "the lacking parts are nowhere"
+    both = reports(WAITING, WAITING, WAITING, held=tuple((*a, *b) for a, b in zip(TWICE, newer, strict=True)))
+    assert decide(off(both, fourth), MEMBERS, 4, failing=False) == start(KeptStep(7, fourth, 0), newer)
+
+
+def test_all_workers_know_for_good_in_which_round_a_script_kept_nothing() -> None:
+    state, said = RoundState(), reports(RUNNING, RUNNING, RUNNING)
+    state.enter(4, 3)
+    state.learn(off(said, RoundNumber(0, 4)), MEMBERS, RoundNumber(0, 4))
+    state.learn(said, MEMBERS, RoundNumber(0, 4))
+    state.enter(5, 2)
+    assert state.report(None).off == RoundNumber(0, 4)
+
+
 def test_a_hang_is_of_the_same_slot_each_time() -> None:
     """A slot counts its own failures, and a replacement has the highest rank."""
     members = ("a.1.0", "b.0.0", "a.0.7")
@@ -358,6 +389,7 @@ def test_reports_survive_the_wire() -> None:
         ScriptReport(4, 3, WAITING, held=WHOLE[0]),
         ScriptReport(4, 3, RUNNING, logged=(LoggedStep(RoundNumber(0, 3), 7, 1, 3, (0.1,), {"loss": (1.5, -0.0)}),)),
         ScriptReport(4, 3, DONE, held=WHOLE[0], hashed=True, digests=DIGESTS[0]),
+        ScriptReport(4, 3, RUNNING, off=THIRD),
     ):
         assert ScriptReport.from_json(json.loads(json.dumps(report.to_json()))) == report
 

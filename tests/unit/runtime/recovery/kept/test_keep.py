@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -34,14 +35,14 @@ from runtime.recovery.kept import comparison, copying
 from runtime.recovery.kept import keep as keeping
 from runtime.recovery.kept.agreed_end import AgreedEnd
 from runtime.recovery.kept.boxes import Box
-from runtime.recovery.kept.choice import HeldSegment, KeptStep, KnownStep, RoundNumber, newest_whole
+from runtime.recovery.kept.choice import NO_ROUND, HeldSegment, KeptStep, KnownStep, RoundNumber, newest_whole
 from runtime.recovery.kept.content import named, state_of
 from runtime.recovery.kept.copying import StepCopy
 from runtime.recovery.kept.keep import KeptScript, shortage
 from runtime.recovery.kept.loading import SavedTensor, Stored
 from runtime.recovery.kept.look import KeptHere
-from runtime.recovery.kept.place import KNOWN, OFF, KeptPlace, directory_of, rounds_in
-from runtime.recovery.kept.segment import HEADER_BYTES, Segment, SegmentWriter, read_header, segments_in
+from runtime.recovery.kept.place import KNOWN, KeptPlace, directory_of, rounds_in
+from runtime.recovery.kept.segment import HEADER_BYTES, Segment, SegmentFile, SegmentWriter, read_header, segments_in
 from runtime.recovery.kept.step_log import FILE_STEPS_MAX, STEPS_MAX, LoggedStep, StepLog, StepLogs
 from runtime.recovery.transfer.checksum import FilledBody
 from runtime.recovery.transfer.connection import CopyFailed
@@ -140,6 +141,7 @@ class Job:
 
     def begin(self, number: RoundNumber, because: str = "") -> KeptStep | None:
         """Begin a round: what the script is told."""
+        self.here.void()
         source = newest_whole(self.here.check(0, 1))
         for name, value in KeptPlace(str(self.memory), number, source, because).to_environment().items():
             self._patch.setenv(name, value)
@@ -666,9 +668,40 @@ def test_without_memory_nothing_is_kept_and_what_is_old_is_not_loaded(
     assert "elastic: the state is not kept in memory: " in said and "that are left on this machine" in said
     newest, said = job.here.follow(SECOND, 0, 0)
     assert newest == -1 and said.startswith("not kept: 0 MB for 3 copies in each of 2 rounds")
-    assert (directory_of(str(job.memory), SECOND) / OFF).exists()
+    assert [job.here.is_off(number) for number in (FIRST, SECOND)] == [False, True]
+    assert job.here.void() == SECOND, "the others are told, who may have all parts of the first round"
+    assert job.here.void() == NO_ROUND
     assert job.begin(THIRD) is None, "the script has gone on since, and its own files are newer"
     assert rounds_in(str(job.memory)) == []
+
+
+def test_a_process_whose_memory_alone_is_full_says_so_itself(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is not rank 0, which speaks for all where all keep nothing any more."""
+    job.begin(FIRST)
+    script = Script(shard=True)
+    kept = script.keep()
+    script.step(kept)
+    assert kept._at is not None
+    kept._at = replace(kept._at, rank=1)
+
+    def begin(file: SegmentFile, body: int) -> memoryview:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(SegmentFile, "begin", begin)
+    script.step(kept)
+    kept.wait()
+    assert "on rank 1: the state is not kept: " in (said := capfd.readouterr().err) and "No space left" in said
+    assert job.here.is_off(FIRST)
+
+
+def test_a_worker_without_memory_makes_no_directory_for_its_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    KeptPlace("", FIRST).leave_word("off", "there is no directory in memory")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_directory_that_is_gone_ends_no_script(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
@@ -869,7 +902,8 @@ def test_workers_of_a_machine_divide_what_they_check(tmp_path: Path) -> None:
     shares = [here.check(share, 3) for share in range(3)]
     assert sorted(one.part for share in shares for one in share) == sorted([*range(5), *range(5)])
     assert newest_whole(one for share in shares for one in share) == KeptStep(2, FIRST, 0)
-    assert KeptHere("", cast(Any, None)).check(0, 1) == ()
+    nothing = KeptHere("", cast(Any, None))
+    assert nothing.check(0, 1) == () and nothing.void() == NO_ROUND and not nothing.is_off(FIRST)
 
 
 def test_a_machine_remembers_what_its_workers_knew_of_kept_steps(tmp_path: Path) -> None:

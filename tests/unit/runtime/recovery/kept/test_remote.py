@@ -164,6 +164,7 @@ def test_a_worker_copies_what_another_machine_alone_has(
     written(theirs, 1, 2)
     with asking(KeptServer(str(theirs))) as connection:
         monkeypatch.setattr(remote, "open_copy", lambda peer, **said: connection)
+        monkeypatch.setattr(remote, "PIECE_BYTES", len(body(2)) // 2 - 1)
         pull(DIAL, "b.0.0", PLAIN, held(2), str(mine))
     assert here(mine) == {2: here(theirs)[2]}
 
