@@ -14,17 +14,19 @@ No other package imports this one. `elastic chaos` is in chaos_tests, which lies
 
 from __future__ import annotations
 
-import argparse
 import gc
 import importlib
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from elastic.cli.options import Parser, complain
 from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.version import __version__
+
+if TYPE_CHECKING:
+    import argparse
 
 MODULES = {
     "run": "elastic.cli.job.run",
@@ -60,16 +62,34 @@ MODULES = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the command `elastic`; returns its exit code. arguments: default those of this process."""
-    if arguments is not None:
-        return _main(arguments)
-    code = _main(sys.argv[1:])
+    try:
+        _open_closed()
+        if arguments is not None:
+            return _main(arguments)
+        code = _main(sys.argv[1:])
+    except KeyboardInterrupt:  # also in the first moments, most of which the imports of _main() take
+        return ExitCode.INTERRUPTED
     gc.freeze()  # the process ends: to look through all objects for cycles once more takes longer than many a verb
     return code
 
 
+def _open_closed() -> None:
+    """Open /dev/null for standard input, output and errors where the caller has closed them: verbs print to them, and
+    a file that is opened later would get their numbers."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+
+
 def _main(words: Sequence[str]) -> int:
-    parsed = parser(words).parse_args(words)
+    from elastic.cli.options import complain
+
     try:
+        parsed = parser(words).parse_args(words)
         code: int = parsed.verb(parsed)
         sys.stdout.flush()
     except ConfigError as error:
@@ -85,13 +105,13 @@ def _main(words: Sequence[str]) -> int:
         about = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         complain(ConfigError(f"{about}; see that it is there, and that this user may use it"))
         return ExitCode.BAD_INPUT
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
     return code
 
 
 def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     """With the verb that these words ask for, or with all of them."""
+    from elastic.cli.options import Parser
+
     top = Parser(
         prog="elastic",
         description="Elastic, fault-tolerant training for PyTorch: workers die, freeze, leave and join, and no step "

@@ -44,6 +44,35 @@ def test_a_command_whose_reader_is_gone_ends_as_by_sigpipe() -> None:
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
 
 
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_a_command_whose_output_is_closed_does_its_work(closed: str) -> None:
+    shell = f'exec "$0" -m elastic.cli chaos list {closed}'
+    ended = subprocess.run(["sh", "-c", shell, sys.executable], capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+INTERRUPTED_IN_AN_IMPORT = """
+import os, signal, sys
+
+class Interrupts:
+    def find_spec(self, name, *_):
+        if name == sys.argv[0]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.argv = sys.argv[1:]
+sys.meta_path.insert(0, Interrupts())
+from elastic.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("module", ["argparse", "elastic.cli.options", "elastic.cli.job.status"])
+def test_ctrl_c_in_the_first_moments_ends_a_command_with_130_and_no_traceback(module: str) -> None:
+    program = [sys.executable, "-c", INTERRUPTED_IN_AN_IMPORT, module, "status"]
+    ended = subprocess.run(program, capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (ExitCode.INTERRUPTED, b"")
+
+
 def test_what_the_system_refuses_is_one_paragraph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "job.json").touch()
     (tmp_path / "result.json").mkdir()  # no file: an error of the system, also for root
