@@ -34,6 +34,10 @@ MAPPED = {
 }
 """What of a --config-file is a number."""
 
+PATHS = ("timeline_filename", "hostfile")
+TEXTS = ("hosts", "host_discovery_script", *PATHS)
+FLAGS = ("restart", "blacklist_hosts")
+
 
 def add(verbs: Any) -> None:
     """The verb."""
@@ -155,14 +159,19 @@ def _cooldown_s(options: argparse.Namespace) -> tuple[float, float] | None:
 def _here(options: argparse.Namespace, wanted: WantedWorkers, words: Sequence[str], elastic_timeout_s: float) -> int:
     """As `elastic run`."""
     from elastic import cli
+    from elastic.platforms.local.script_command import command
     from elastic.records import job_directory
 
-    program = words[1] if words[0] == "-m" else words[0]
-    job_dir = options.job_dir or job_directory.next_free(
-        Path.cwd() / job_directory.DEFAULT_PARENT, job_directory.default_name(program)
-    )
-    given = ["run", "--workers", str(wanted.most), "--min-workers", str(wanted.least), "--job-dir", str(job_dir)]
+    job_dir = options.job_dir
+    if job_dir is None and options.timeline_filename is not None:  # `elastic trace` has to know the directory
+        module = words[0] == "-m"
+        program, _ = command(words[module:], module)  # it is refused before the directory is made
+        parent = Path.cwd() / job_directory.DEFAULT_PARENT
+        job_dir = job_directory.next_free(parent, job_directory.default_name(program))
+    given = ["run", "--workers", str(wanted.most), "--min-workers", str(wanted.least)]
     given += ["--pause-limit", f"{elastic_timeout_s:g}"]
+    if job_dir is not None:
+        given += ["--job-dir", str(job_dir)]
     if wanted.ranks is not None:
         given += ["--ranks", str(wanted.ranks)]
     if wanted.restart:
@@ -176,11 +185,20 @@ def _here(options: argparse.Namespace, wanted: WantedWorkers, words: Sequence[st
 def _script_of(command: Sequence[str]) -> list[str]:
     """The script and its arguments, of `python SCRIPT ...`. Raises ConfigError."""
     words = list(command[1:] if command[:1] == ["--"] else command)
-    if not words or (Path(words[0]).name not in PYTHONS and words[0] != sys.executable) or len(words) < 2:
+    script = words[1:]
+    while script[:1] == ["-u"]:  # as it is anyway: what workers print is not held back
+        script = script[1:]
+    is_python = bool(words) and (Path(words[0]).name in PYTHONS or words[0] == sys.executable)
+    if not is_python or script in ([], ["-m"]):
         raise ConfigError(
             f"{' '.join(words) or 'no command'}: write `python SCRIPT`, or `python -m MODULE`, behind the options"
         )
-    return words[1:]
+    if script[0].startswith("-") and script[0] != "-m":
+        raise ConfigError(
+            f"python {script[0]}: of Python's options only -m and -u are taken; write `python SCRIPT`, and set the "
+            "others by its environment variables, such as PYTHONOPTIMIZE"
+        )
+    return script
 
 
 def _take_in_config(options: argparse.Namespace) -> None:
@@ -211,18 +229,28 @@ def _take_in_config(options: argparse.Namespace) -> None:
             options.blacklist_cooldown_range = options.blacklist_cooldown_range or [
                 _number(name, part, float) for part in value
             ]
-        elif field in MAPPED or field in ("hosts", "host_discovery_script", "restart", "blacklist_hosts"):
-            if getattr(options, field) in (None, False):
-                setattr(options, field, _number(name, value, MAPPED[field]) if field in MAPPED else value)
-        elif field in ("timeline_filename", "hostfile"):
-            setattr(options, field, getattr(options, field) or Path(str(value)))
+        elif field in MAPPED or field in TEXTS or field in FLAGS:
+            if (said := getattr(options, field)) is None or said is False:  # a 0 is said
+                setattr(options, field, _value(name, value, field))
         else:
             raise ConfigError(f"--config-file {path}: there is no option {name}")
+
+
+def _value(name: str, value: object, field: str) -> Any:
+    if field in MAPPED:
+        return _number(name, value, MAPPED[field])
+    if value is None:  # YAML has it where nothing is behind a name
+        return None
+    if not isinstance(value, bool if field in FLAGS else str):
+        raise ConfigError(f"--config-file: {name}: {value!r} must be {'true or false' if field in FLAGS else 'text'}")
+    return Path(str(value)) if field in PATHS else value
 
 
 def _number(name: str, value: object, kind: type) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ConfigError(f"--config-file: {name}: {value!r} must be a number")
+    if kind(value) != value:
+        raise ConfigError(f"--config-file: {name}: {value!r} must be a whole number")
     return kind(value)
 
 

@@ -59,3 +59,64 @@ def test_a_config_file_says_for_how_long_a_host_is_left(
         config.write_text(f"blacklist-cooldown-range: {wrong}\n")
         with pytest.raises(ConfigError, match="blacklist-cooldown-range"):
             asked(monkeypatch, *words)
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    horovodrun.add(parser.add_subparsers())
+    return parser.parse_args(["horovodrun", *words])
+
+
+def test_a_zero_of_the_command_line_is_said(tmp_path: Path) -> None:
+    config = tmp_path / "horovod.yaml"
+    config.write_text("elastic-timeout: 45\nreset-limit: 3\nrestart: true\nhosts:\nhostfile: hosts\n")
+    options = parsed("--elastic-timeout", "0", "--reset-limit", "0", "--config-file", str(config))
+    horovodrun._take_in_config(options)
+    assert (options.elastic_timeout, options.reset_limit, options.restart) == (0.0, 0, True)
+    assert (options.hosts, options.hostfile) == (None, Path("hosts"))
+
+
+@pytest.mark.parametrize(
+    ("line", "because"),
+    [
+        ("hosts: [gpu-1, gpu-2]", "hosts: ['gpu-1', 'gpu-2'] must be text"),
+        ("host-discovery-script: 1", "host-discovery-script: 1 must be text"),
+        ("hostfile: [a]", "hostfile: ['a'] must be text"),
+        ('restart: "no"', "restart: 'no' must be true or false"),
+        ("blacklist-hosts: 1", "blacklist-hosts: 1 must be true or false"),
+        ("min-np: 2.5", "min-np: 2.5 must be a whole number"),
+    ],
+)
+def test_a_wrong_kind_of_value_in_a_config_file_is_refused_by_name(line: str, because: str, tmp_path: Path) -> None:
+    config = tmp_path / "horovod.yaml"
+    config.write_text(line)
+    with pytest.raises(ConfigError) as refused:
+        horovodrun._take_in_config(parsed("--config-file", str(config)))
+    assert because in str(refused.value)
+
+
+def test_of_the_options_of_python_two_are_taken() -> None:
+    for words in (["train.py", "-x"], ["-m", "train"]):
+        for unbuffered in ([], ["-u"]):
+            assert horovodrun._script_of(["python", *unbuffered, *words]) == words
+    for refused, because in {
+        ("-m",): "python -m: write `python SCRIPT`",
+        ("-u",): "python -u: write `python SCRIPT`",
+        ("-c", "pass"): "python -c: of Python's options only -m and -u are taken",
+        ("-u", "-O", "train.py"): "python -O: of Python's options",
+    }.items():
+        with pytest.raises(ConfigError) as told:
+            horovodrun._script_of(["python", *refused])
+        assert because in str(told.value)
+
+
+def test_a_directory_is_made_only_for_a_script_that_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = ("python", "train.py")
+    assert "--job-dir" not in asked(monkeypatch, "-np", "1", *script), "`elastic run` makes one when it accepts"
+    with pytest.raises(ConfigError, match=r"train\.py does not exist"):
+        asked(monkeypatch, "-np", "1", "--timeline-filename", "trace.json", *script)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "train.py").touch()
+    given = asked(monkeypatch, "-np", "1", "--timeline-filename", "trace.json", *script)
+    assert given[given.index("--job-dir") + 1] == str(tmp_path / "elastic-jobs" / "train-1")
