@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Self
+from typing import Any, Self
 
 CHECKPOINTS_VARIABLE = "ELASTIC_CHECKPOINTS"
 
@@ -42,9 +42,9 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:
-        return cls.from_json(environment.get(CHECKPOINTS_VARIABLE, "{}"))
+        return cls.of(json.loads(environment.get(CHECKPOINTS_VARIABLE, "{}")))
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Self:
-        fields = json.loads(text)
-        return cls(**{**fields, "skipped": tuple(fields.get("skipped", ()))})
+    def of(cls, document: Mapping[str, Any]) -> Self:
+        """Of a JSON object. Raises TypeError for fields that this version does not know."""
+        return cls(**{**document, "skipped": tuple(document.get("skipped", ()))})

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 REPLICAS = "ELASTIC_RENDEZVOUS"
 """The replicas if no --rendezvous is given."""
 
+YEAR_S = 365 * 86400
 
 _reason_file = os.environ.pop(REASON_FILE, "")  # processes that this one starts must not write there
 
@@ -219,6 +220,12 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
         complain(ConfigError(f"{message.rstrip('.')}{'' if message.endswith('?') else '.'} See `{self.prog} --help`."))
         sys.exit(ExitCode.BAD_INPUT)
+
+
+def check_seconds(option: str, value: float) -> None:
+    """Raise ConfigError for what is no time that somebody would wait. A NaN is none, either."""
+    if not 0 < value <= YEAR_S:
+        raise ConfigError(f"{option} {value:g} must be a positive number of seconds, of at most {YEAR_S}, a year")
 
 
 @contextmanager

@@ -150,9 +150,9 @@ def claim(spec: JobSpec, job_dir: Path | None, *, fresh: bool) -> Claim:
     return Claim(chosen, again=False)
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path, *fields: str) -> dict[str, Any] | None:
     """A small document that its writer replaces as a whole; None if the file does not exist. Raises ConfigError for a
-    file that no such writer has left."""
+    file that no such writer has left, as one without these fields."""
     try:
         document: object = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -161,15 +161,23 @@ def read_json(path: Path) -> dict[str, Any] | None:
         raise ConfigError(f"{path} is damaged: {error}; remove it, or restore it from a copy") from error
     if not isinstance(document, dict):
         raise ConfigError(f"{path} is damaged: it holds no JSON object; remove it, or restore it from a copy")
+    if missing := [name for name in fields if name not in document]:
+        raise ConfigError(f"{path} is damaged: it has no {', '.join(missing)}; remove it, or restore it from a copy")
     return document
 
 
 def read_settings(job_dir: Path) -> Settings:
-    """The settings that a start of `elastic run` has left; without such a start, only the script's own checkpoints."""
-    try:
-        return Settings.from_json((job_dir / "checkpoints.json").read_bytes())
-    except FileNotFoundError:
+    """The settings that a start of `elastic run` has left; without such a start, only the script's own checkpoints.
+    Raises ConfigError for a file that is damaged or of another version."""
+    path = job_dir / "checkpoints.json"
+    if (document := read_json(path)) is None:
         return Settings(root=str(job_dir / "checkpoints"))
+    try:
+        return Settings.of(document)
+    except TypeError as error:
+        raise ConfigError(
+            f"{path} is damaged, or of another version of elastic: {error}; use the version that has run the job"
+        ) from error
 
 
 def next_free(parent: Path, name: str) -> Path:

@@ -25,10 +25,11 @@ def job_status(job_dir: Path, wait_s: float = STATUS_WAIT_S) -> dict[str, Any]:
     job_directory.check_job(job_dir)
     deadline_s, where = time.monotonic() + wait_s, None
     while True:
-        if (result := job_directory.read_json(job_dir / "result.json")) is not None:
+        result = job_directory.read_json(job_dir / "result.json", "exit_code", "because", "digest", "generation")
+        if result is not None:
             return _closed(job_dir, result)
         try:
-            where = job_directory.read_json(job_dir / "rendezvous.json")
+            where = job_directory.read_json(job_dir / "rendezvous.json", "address")
             if where is None:
                 raise ElasticError("the job is being started; nobody leads it yet")
             return fetch_status(where["address"], wait_s)

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from elastic.cli.options import add_replicas, client_of
+from elastic.cli.options import add_replicas, check_seconds, client_of
 from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.version import __version__
 
@@ -83,8 +83,7 @@ def add(verbs: Any) -> None:
 def _upgrade(options: argparse.Namespace) -> int:
     from elastic.fleet import rolling_upgrade
 
-    if not 0 < options.patience < float("inf"):
-        raise ConfigError(f"--patience {options.patience:g} must be a positive number of seconds")
+    check_seconds("--patience", options.patience)
     from elastic.fleet.client import ASKED_AT_ONCE
 
     client, told = client_of(options), UpgradeReport(as_json=options.json)

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elastic.cli.options import EXIT_CODES, add_answer, add_either, answer, client_of, waiting
+from elastic.cli.options import EXIT_CODES, add_answer, add_either, answer, check_seconds, client_of, waiting
 from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.protocol.worker_id import node_of
 from elastic.records.job_directory import read_json
@@ -52,9 +52,7 @@ def add(verbs: Any) -> None:
 
 
 def _drain(options: argparse.Namespace) -> int:
-
-    if not 0 < options.budget < float("inf"):
-        raise ConfigError(f"--budget {options.budget:g} must be a positive number of seconds")
+    check_seconds("--budget", options.budget)
     if options.job_dir is None:
         return _drain_fleet(options)
     node = ask(options.job_dir, options.node, options.budget, over=options.cancel)
@@ -116,7 +114,7 @@ def ask(job_dir: Path, node: str | None, budget_s: float, *, over: bool) -> str:
     status = job_status(job_dir)
     if status["state"] == "closed":
         raise ConfigError(f"the job in {job_dir} is over: {status['because']}")
-    address = (read_json(job_dir / "rendezvous.json") or {})["address"]
+    address = (read_json(job_dir / "rendezvous.json", "address") or {})["address"]
     left_ms = round(1000 * budget_s)
     if node is None:
         nodes = ask_to_drain(address, "", 0, "", over=True, timeout_s=TIMEOUT_S)

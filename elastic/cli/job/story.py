@@ -94,14 +94,14 @@ def _story(options: argparse.Namespace) -> int:
         why, moments = story.why(lines), story.of_failures(lines)
         document = {"why": why, "moments": _told(moments), "away": away}
         return answer(options, document, f"{why}\n{story_text(moments)}".rstrip())
-    if options.about.isdigit():
+    if options.about.isdecimal():
         moments = story.of_generation(lines, int(options.about))
         known = ", ".join(map(str, story.generations(lines)))
     else:
         moments = story.of_worker(lines, options.about)
         known = ", ".join(story.workers(lines))
     if not moments:
-        what = "generation" if options.about.isdigit() else "worker"
+        what = "generation" if options.about.isdecimal() else "worker"
         raise ConfigError(f"there is no {what} {options.about} in the journals; there are {known or 'none'}")
     document = {"about": options.about, "moments": _told(moments), "away": away}
     return answer(options, document, story_text(moments, _recovery(options, lines)))
@@ -147,7 +147,7 @@ def _recovery(options: argparse.Namespace, lines: list[Line]) -> str:
     """Where the time of the recovery went that led to this generation, if there was one and one clock has seen it."""
     from elastic.records.journal import recoveries
 
-    if not options.about.isdigit() or options.job_dir is None or len(options.job_dir) > 1:
+    if not options.about.isdecimal() or options.job_dir is None or len(options.job_dir) > 1:
         return ""
     told = next((r for r in recoveries(lines) if r["complete"] and r["generation"] == int(options.about)), None)
     if told is None:

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from elastic.cli.options import EXIT_CODES, add_either, client_of, job_dirs_here
+from elastic.cli.options import EXIT_CODES, add_either, check_seconds, client_of, job_dirs_here
 from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.records.events import problems
 from elastic.records.job_directory import read_json
@@ -171,8 +171,7 @@ def add(verbs: Any) -> None:
 
 
 def _top(options: argparse.Namespace) -> int:
-    if not 0 < options.every < float("inf"):
-        raise ConfigError(f"--every {options.every:g} must be a positive number of seconds")
+    check_seconds("--every", options.every)
     if options.looks is not None and options.looks < 1:
         raise ConfigError(f"--looks {options.looks} must be at least 1")
     _looks(options)

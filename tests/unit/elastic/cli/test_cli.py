@@ -618,6 +618,23 @@ def test_drain_does_not_guess_what_to_drain(jobs_here: Callable[..., Path], caps
     assert "--job-dir" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("drain --job-dir elastic-jobs/one --budget 1e300", "--budget 1e+300 must be a positive number of seconds"),
+        ("top --every 1e11", "--every 1e+11 must be a positive number of seconds, of at most 31536000, a year"),
+        ("top --every nan", "--every nan must be a positive number of seconds"),
+        ("story ²", "there is no worker ² in the journals"),
+    ],
+)
+def test_odd_numbers_are_refused_by_name(
+    words: str, said: str, jobs_here: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs_here("one")
+    assert cli.main(words.split()) == ExitCode.BAD_INPUT
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
 def test_top_shows_the_jobs_of_this_machine(
     jobs_here: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -712,7 +729,7 @@ def test_the_fields_that_help_shows_make_a_job_file() -> None:
     assert {line.partition(" =")[0] for line in shown} >= {"slow_factor", "checkpoint_keep", "pause_limit_s"}
 
 
-@pytest.mark.parametrize("content", ["", "[", "[]"])
+@pytest.mark.parametrize("content", ["", "[", "[]", "{}"])
 @pytest.mark.parametrize("verb", [["status"], ["top", "--looks", "1"]])
 def test_a_damaged_file_of_a_job_is_named(
     content: str, verb: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
