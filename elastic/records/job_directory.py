@@ -22,7 +22,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
@@ -119,12 +119,14 @@ class Claim:
     again: bool
 
 
-def claim(spec: JobSpec, job_dir: Path | None, *, fresh: bool) -> Claim:
+def claim(
+    spec: JobSpec, job_dir: Path | None, *, fresh: bool, before_moving: Callable[[Path], None] = lambda _: None
+) -> Claim:
     """Make the directory of a new job and write its job.json, or find that of an interrupted job of the same name.
 
     job_dir None: the next free ``./elastic-jobs/<name>-<n>``. fresh: an old job in it is moved to the next free
-    ``<job_dir>.old-<n>``. Raises ConfigError for a directory that is in use, holds a completed job, another job or
-    other files, or cannot be written.
+    ``<job_dir>.old-<n>``, after before_moving(job_dir), which raises ConfigError if the new job could not begin. Raises
+    ConfigError for a directory that is in use, holds a completed job, another job or other files, or cannot be written.
     """
     from elastic.config import check_text
     from elastic.wire import codec  # which commands that only ask do not need
@@ -132,7 +134,7 @@ def claim(spec: JobSpec, job_dir: Path | None, *, fresh: bool) -> Claim:
     try:
         check_text("job directory", Path.cwd() / DEFAULT_PARENT if job_dir is None else job_dir.absolute())
         chosen = next_free(Path.cwd() / DEFAULT_PARENT, spec.name) if job_dir is None else job_dir.absolute()
-        if job_dir is not None and _make_room(chosen, spec.name, fresh):
+        if job_dir is not None and _make_room(chosen, spec.name, before_moving if fresh else None):
             write_atomically(chosen / "job.json", codec.to_json(spec), file_modes.SETTINGS)
             return Claim(chosen, again=True)
         file_modes.make_directory(chosen / "logs")
@@ -207,8 +209,9 @@ def _in_use(job_dir: Path) -> ConfigError:
     )
 
 
-def _make_room(job_dir: Path, name: str, fresh: bool) -> bool:
-    """Whether the directory has a job that goes on; otherwise it is free for a new job now."""
+def _make_room(job_dir: Path, name: str, before_moving: Callable[[Path], None] | None) -> bool:
+    """Whether the directory has a job that goes on; otherwise it is free for a new job now. before_moving: as `claim`
+    has it; None: an old job is not moved."""
     if not job_dir.exists():
         return False
     if not job_dir.is_dir():
@@ -219,7 +222,8 @@ def _make_room(job_dir: Path, name: str, fresh: bool) -> bool:
         if any(not _is_ours(path) for path in job_dir.iterdir()):
             raise ConfigError(f"{job_dir} is not empty and holds no job; give a new or an empty --job-dir")
         return False
-    if fresh:
+    if before_moving is not None:
+        before_moving(job_dir)
         aside = next(path for n in count(1) if not (path := job_dir.with_name(f"{job_dir.name}.old-{n}")).exists())
         job_dir.rename(aside)
         return False

@@ -31,6 +31,10 @@ PER_RUN = ("journal", "journal.jsonl", "flight", "result.json", "rendezvous.json
 """Files that a later run does not need; they are moved aside for people."""
 
 
+PROBE = "probe"
+"""A file that is written to see whether a directory of checkpoints can be used, and removed at once."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
     """Step `step` comes next. redone: first and last step that the ledger has and that are done again, or None."""
@@ -72,6 +76,27 @@ def settings_of(spec: JobSpec, job_dir: Path, memory: Path | None = None) -> Set
         memory=str(memory) if memory is not None else "",
         snapshot_every=spec.snapshot_every,
     )
+
+
+def check_fresh(spec: JobSpec, job_dir: Path) -> None:
+    """Before the old job of this directory is moved aside. Raises ConfigError if the new one could not have its
+    directory of checkpoints, because that cannot be used or is the old job's or another one's."""
+    if not spec.checkpoint_dir:
+        return
+    storage = storage_at(spec.checkpoint_dir)
+    if spec.checkpoint_every == "off" or Path(storage.url).resolve().is_relative_to(job_dir.resolve()):
+        return  # it is not used, or is moved with the old job
+    if owner := owner_of(storage):
+        if owner.get("job_id") == job_id(job_dir):
+            raise CheckpointDirTaken(
+                f"{storage.url} belongs to the job that --fresh would move aside; give another --checkpoint-dir, too"
+            )
+        raise _taken(storage, owner)
+    try:
+        put(storage, PROBE, b"")
+        storage.remove(PROBE)
+    except OSError as error:
+        raise _unusable(storage, error) from error
 
 
 def begin(spec: JobSpec, job_dir: Path, *, again: bool, memory: Path | None = None) -> Resumption | None:
@@ -187,10 +212,14 @@ def own(storage: Storage, name: str, identity: str) -> None:
             raise _unusable(storage, error) from error
         owner = owner_of(storage)  # of two jobs that found no owner, the later one owns it
     if owner.get("job_id") != identity:
-        raise CheckpointDirTaken(
-            f"{storage.url} holds the checkpoints of another job, {owner.get('job')} ({owner.get('job_id')}); give "
-            "this job another checkpoint directory"
-        )
+        raise _taken(storage, owner)
+
+
+def _taken(storage: Storage, owner: dict[str, Any]) -> CheckpointDirTaken:
+    return CheckpointDirTaken(
+        f"{storage.url} holds the checkpoints of another job, {owner.get('job')} ({owner.get('job_id')}); give "
+        "this job another checkpoint directory"
+    )
 
 
 def _unusable(storage: Storage, error: Exception) -> ConfigError:

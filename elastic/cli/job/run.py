@@ -121,7 +121,7 @@ def _run(options: argparse.Namespace) -> int:
 def _run_here(options: argparse.Namespace, default_workers: int) -> int:
     from elastic.agent.process import mpirun, worker_process
     from elastic.platforms.local import dashboard_process, reruns
-    from elastic.records import host_memory, job_directory, temp_dirs
+    from elastic.records import host_memory, job_directory, resume, temp_dirs
     from elastic.store import embedded
 
     notices = selection.check(options.notices)
@@ -161,7 +161,9 @@ def _run_here(options: argparse.Namespace, default_workers: int) -> int:
     if options.dashboard:
         dashboard_process.check_installed()
     with _metrics(options.metrics) as show:
-        claim = job_directory.claim(spec, options.job_dir, fresh=options.fresh)
+        claim = job_directory.claim(
+            spec, options.job_dir, fresh=options.fresh, before_moving=lambda old: resume.check_fresh(spec, old)
+        )
         with (
             job_directory.running(claim.path),
             host_memory.directory(wanted=spec.snapshot_every != "off") as memory,

@@ -205,6 +205,29 @@ def test_two_jobs_cannot_share_a_checkpoint_directory(
     assert cli.main(["run", "--job-dir", "a", "--checkpoint-dir", "shared", "train.py"]) == 0
 
 
+def test_a_fresh_start_that_is_refused_moves_nothing(
+    here: Path, started: list[tuple[JobSpec, Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["run", "--job-dir", "other", "--checkpoint-dir", "theirs", "train.py"]) == 0
+    arguments = ["run", "--job-dir", "job", "--checkpoint-dir", "ours", "train.py"]
+    assert cli.main(arguments) == 0
+    for directory, because in {
+        "ours": "/ours belongs to the job that --fresh would move aside; give another --checkpoint-dir, too",
+        "theirs": "/theirs holds the checkpoints of another job, train",
+        "/sys/checkpoints": "/sys/checkpoints cannot be used",
+    }.items():
+        fresh = ["run", "--fresh", "--job-dir", "job", "--checkpoint-dir", directory, "train.py"]
+        assert cli.main(fresh) == ExitCode.BAD_INPUT
+        assert because in " ".join(capsys.readouterr().err.split())
+        assert sorted(path.name for path in here.iterdir()) == ["job", "other", "ours", "theirs", "train.py"]
+    assert cli.main(arguments) == 0
+    for number, directory in enumerate(("new", "job/checkpoints", "job/checkpoints"), 1):
+        fresh = ["run", "--fresh", "--job-dir", "job", "--checkpoint-dir", directory, "train.py"]
+        assert cli.main(fresh) == 0
+        assert (here / f"job.old-{number}").exists()
+        assert [path.name for path in (here / directory).iterdir()] == ["owner.json"]
+
+
 def test_a_checkpoint_directory_that_cannot_be_written_is_said_at_the_start(
     here: Path, started: list[tuple[JobSpec, Path]], capsys: pytest.CaptureFixture[str]
 ) -> None:
