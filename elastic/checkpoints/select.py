@@ -23,8 +23,14 @@ class Found:
         """Whether it was never completed, or is being written now."""
         return self.manifest is None and self.problem == UNFINISHED
 
+    @property
+    def removed(self) -> bool:
+        """Whether somebody has removed it while it was read: a job that trains keeps only its newest ones."""
+        return self.manifest is None and self.problem == REMOVED
+
 
 UNFINISHED = "it was never completed"
+REMOVED = "it was removed just now"
 
 
 def assess(name: EntryName, job_id: str, content: bytes | None, sizes: Mapping[str, int]) -> Found:

@@ -11,7 +11,7 @@ from elastic.checkpoints.layout import LENGTH, TensorPiece, check_covered, heade
 from elastic.checkpoints.manifest import FileEntry, Manifest
 from elastic.checkpoints.naming import MANIFEST, PERIODIC, EntryName
 from elastic.checkpoints.policy import Keep, superfluous
-from elastic.checkpoints.select import Found, assess, newest_first, problem_of_sizes
+from elastic.checkpoints.select import REMOVED, Found, assess, newest_first, problem_of_sizes
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import MemoryStorage, Storage, put, storage_at
 from elastic.errors import CheckpointCorrupt, ElasticError
@@ -42,11 +42,12 @@ class Series:
             return assess(name, job_id, None, {})
         except OSError as error:
             return Found(name, None, f"its manifest cannot be read: {error}")
-        return assess(name, job_id, content, self.storage.files(self.path(name)))
+        return self._unless_removed(assess(name, job_id, content, self.storage.files(self.path(name))))
 
     def all(self, job_id: str = "") -> list[Found]:
         """All entries, newest first."""
-        return newest_first(self.look(name, job_id) for name in self.names())
+        found = (self.look(name, job_id) for name in self.names())
+        return newest_first(entry for entry in found if not entry.removed)
 
     def verify(self, found: Found, steps: int | None = None) -> Found:
         """The entry after a full check: every byte is compared, and the files' content with the manifest.
@@ -59,7 +60,7 @@ class Series:
             return replace(found, problem=f"the ledger ends after {steps} steps")
         problems = (self._problem_of(found.name, file) for file in found.manifest.files)
         problem = next((problem for problem in problems if problem), "") or self._problem_within(found.manifest)
-        return replace(found, problem=problem)
+        return self._unless_removed(replace(found, problem=problem))
 
     def pieces(self, manifest: Manifest) -> list[TensorPiece]:
         """The pieces in its data files, after a check that the manifest describes them. Nothing is allocated beyond the
@@ -82,7 +83,7 @@ class Series:
         for found in self.all(job_id):
             if not (found := self.verify(found, steps)).problem:
                 return found, skipped
-            skipped.append(found)
+            skipped += [] if found.removed else [found]
         return None, skipped
 
     def publish(self, manifest: Manifest) -> None:
@@ -131,6 +132,18 @@ class Series:
         """Remove an entry, its manifest first: the rest of an interrupted removal is no checkpoint."""
         self.storage.remove(self.path(name, MANIFEST))
         self.storage.remove_directory(self.path(name))
+
+    def _unless_removed(self, found: Found) -> Found:
+        """The entry, or one that says so if its manifest, which goes first, is gone by now: then no file is damaged."""
+        if not found.problem:
+            return found
+        try:
+            self.storage.read(self.path(found.name, MANIFEST))
+        except FileNotFoundError:
+            return Found(found.name, None, REMOVED)
+        except OSError:  # so it is not known to be gone, and what was found before holds
+            return found
+        return found
 
     def _problem_of(self, name: EntryName, file: FileEntry) -> str:
         digest = hashlib.sha256()
