@@ -11,6 +11,7 @@ files/               files of on_checkpoint hooks
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,15 +35,28 @@ class Target:
 def export(series: Series, manifest: Manifest, directory: Path) -> list[Path]:
     """Write the files into a new or empty directory; returns their paths. Verify the checkpoint before.
 
-    Raises ConfigError if the directory is in use, CheckpointCorrupt and OSError.
+    Raises ConfigError if the directory is in use or cannot be written, and removes it again if this has made it;
+    CheckpointCorrupt and OSError.
     """
+    pieces = _pieces(series, manifest)
     try:
+        made = not directory.exists()
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()):
             raise ConfigError(f"{directory} is not empty; give a new directory")
     except OSError as error:
         raise ConfigError(f"cannot write to {directory}: {error.strerror}") from error
-    pieces = _pieces(series, manifest)
+    try:
+        return _write_all(series, manifest, pieces, directory)
+    except BaseException as error:
+        if made:  # or the next try would find it in use
+            shutil.rmtree(directory, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise ConfigError(f"cannot export {manifest.entry} to {directory}: {error}; give another one") from error
+        raise
+
+
+def _write_all(series: Series, manifest: Manifest, pieces: dict[str, list[TensorPiece]], directory: Path) -> list[Path]:
     objects: dict[str, Any] = manifest.header["objects"]
     left_out = {
         value["__tensor__"]

@@ -73,29 +73,37 @@ def add(verbs: Any) -> None:
         verb.set_defaults(verb=_saying(act))
 
 
-def _saying(act: Callable[[Storage, str, argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+Said = tuple[Any, str] | tuple[Any, str, int]
+"""What `answer` prints: a document, the same as text, and the exit code if it may be another one than 0."""
+
+
+def _saying(act: Callable[[Storage, str, argparse.Namespace], Said]) -> Callable[[argparse.Namespace], int]:
     def run(options: argparse.Namespace) -> int:
         storage, job_id = _where(options)
         try:
-            return act(storage, job_id, options)
+            said = act(storage, job_id, options)
         except NoCheckpoint as error:
             raise ConfigError(str(error)) from error
         except OSError as error:
             about = f"{storage.url}: {error.filename}" if error.filename not in (None, storage.url) else storage.url
             raise ConfigError(f"{about} cannot be used: {error.strerror or error}") from error
+        return answer(options, *said)  # behind the block: an error of stdout is none of the storage
 
     return run
 
 
 def _where(options: argparse.Namespace) -> tuple[Storage, str]:
-    from elastic.records.job_directory import read_settings
+    from elastic.records.job_directory import read_json, read_settings
 
     if options.dir is not None:
         return storage_at(options.dir), ""
-    if not (options.job_dir / "job.json").exists():
+    job = read_json(options.job_dir / "job.json")
+    if job is None:
         raise ConfigError(f"{options.job_dir} holds no job; give the --job-dir of `elastic run`, or --dir")
     settings = read_settings(options.job_dir)
-    return storage_at(settings.root), settings.job_id
+    # The settings have the path at the time of the run. The directory may have been moved since, or be a copy.
+    root = settings.root if job.get("checkpoint_dir") else str(options.job_dir / "checkpoints")
+    return storage_at(root), settings.job_id
 
 
 def _all_series(storage: Storage) -> list[Series]:
@@ -154,24 +162,22 @@ def _size(count: int) -> str:
     return f"{count / 1e3:.1f} kB" if count < 100_000 else f"{count / 1e6:.1f} MB"
 
 
-def _list(storage: Storage, job_id: str, options: argparse.Namespace) -> int:
+def _list(storage: Storage, job_id: str, options: argparse.Namespace) -> Said:
     rows = [_facts(series, found) for series in _all_series(storage) for found in series.all(job_id)]
-    return answer(options, rows, _rows_text(rows, storage, ""))
+    return rows, "\n".join(_table(rows, "")) if rows else f"{storage.url} has no checkpoints"
 
 
-def _verify(storage: Storage, job_id: str, options: argparse.Namespace) -> int:
-    found = [(series, series.verify(one)) for series in _all_series(storage) for one in series.all(job_id)]
+def _verify(storage: Storage, job_id: str, options: argparse.Namespace) -> Said:
+    every = [(series, series.verify(one)) for series in _all_series(storage) for one in series.all(job_id)]
+    found = [(series, one) for series, one in every if not one.removed]
+    if all(one.unfinished for _, one in found):
+        raise NoCheckpoint(f"{storage.url} has no completed checkpoints, so there is nothing to verify")
     rows = [_facts(series, one) for series, one in found]
     damaged = any(one.problem and not one.unfinished for _, one in found)
-    code = ExitCode.SCRIPT_FAILED if damaged else ExitCode.DONE
-    return answer(options, rows, _rows_text(rows, storage, "whole"), code)
+    return rows, "\n".join(_table(rows, "whole")), ExitCode.SCRIPT_FAILED if damaged else ExitCode.DONE
 
 
-def _rows_text(rows: list[dict[str, Any]], storage: Storage, whole: str) -> str:
-    return "\n".join(_table(rows, whole)) if rows else f"{storage.url} has no checkpoints"
-
-
-def _show(storage: Storage, job_id: str, options: argparse.Namespace) -> int:
+def _show(storage: Storage, job_id: str, options: argparse.Namespace) -> Said:
     series, found = _find(storage, job_id, options.name)
     manifest = found.manifest
     assert manifest is not None
@@ -193,17 +199,17 @@ def _show(storage: Storage, job_id: str, options: argparse.Namespace) -> int:
         *(f"  {file.size:>12} bytes  {file.sha256[:16]}  {file.name}" for file in manifest.files),
         *(f"  {tensor.dtype:<10} {list(tensor.shape)!s:<20} {tensor.name}" for tensor in tensors),
     ]
-    return answer(options, document, "\n".join(lines))
+    return document, "\n".join(lines)
 
 
-def _export(storage: Storage, job_id: str, options: argparse.Namespace) -> int:
+def _export(storage: Storage, job_id: str, options: argparse.Namespace) -> Said:
     series, found = _find(storage, job_id, options.name)
     assert found.manifest is not None
     written = [str(path) for path in export(series, found.manifest, options.output)]
-    return answer(options, written, "\n".join(written))
+    return written, "\n".join(written)
 
 
-def _prune(storage: Storage, job_id: str, options: argparse.Namespace) -> int:
+def _prune(storage: Storage, job_id: str, options: argparse.Namespace) -> Said:
     from elastic.records.job_directory import read_settings
     from elastic.records.resume import steps_on_file
 
@@ -213,4 +219,4 @@ def _prune(storage: Storage, job_id: str, options: argparse.Namespace) -> int:
         steps, skipped = steps_on_file(options.job_dir) if settings.ledger else None, settings.skipped
     removed = Series(storage).prune(keep, job_id, skipped=skipped, thorough=True, steps=steps)
     gone = [str(name) for name in removed]
-    return answer(options, gone, "\n".join(f"removed {name}" for name in gone) or "nothing to remove")
+    return gone, "\n".join(f"removed {name}" for name in gone) or "nothing to remove"

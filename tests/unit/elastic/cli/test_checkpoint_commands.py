@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +19,9 @@ import torch
 from safetensors.torch import load_file
 
 from elastic import cli
+from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
+from elastic.checkpoints.storage import LocalStorage, storage_at
 from elastic.errors import ExitCode
 from tests.unit.elastic.checkpoints.test_checkpoints import flip, settle
 from tests.unit.jobs import Setup, make_job, set_up, train
@@ -73,6 +81,28 @@ def test_verify_reads_every_byte(saved: tuple[Path, Setup], capsys: pytest.Captu
     assert "best (step-000000000009" in said(capsys, "show", "best", "--dir", str(directory), code=2)
 
 
+@pytest.mark.parametrize(("verb", "meanwhile"), [("list", "files"), ("verify", "files"), ("verify", "open")])
+def test_what_the_job_removes_while_it_is_read_is_left_out(
+    saved: tuple[Path, Setup],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
+    meanwhile: str,
+) -> None:
+    directory, _ = saved
+    series = Series(storage_at(str(directory)))
+    newest, call = series.names()[-1], getattr(LocalStorage, meanwhile)
+
+    def removing(storage: LocalStorage, path: str) -> Any:
+        if str(newest) in path:
+            series.remove(newest)
+        return call(storage, path)
+
+    monkeypatch.setattr(LocalStorage, meanwhile, removing)
+    rows = json.loads(said(capsys, verb, "--dir", str(directory), "--json"))
+    assert [(row["series"], row["step"], row["problem"]) for row in rows] == [("periodic", 4, ""), ("best", 9, "")]
+
+
 def test_show_tells_what_is_in_one(saved: tuple[Path, Setup], capsys: pytest.CaptureFixture[str]) -> None:
     directory, _ = saved
     document = json.loads(said(capsys, "show", "latest", "--dir", str(directory), "--json"))
@@ -112,6 +142,24 @@ def test_an_export_needs_nothing_of_this_project(
     )
 
 
+def test_an_export_that_cannot_be_written_names_its_directory_and_leaves_nothing(
+    saved: tuple[Path, Setup], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, _ = saved
+
+    def full(*_: object) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("elastic.checkpoints.export._copy", full)
+    for out in (tmp_path / "new", tmp_path / "given"):
+        (tmp_path / "given").mkdir(exist_ok=True)
+        words = ("export", "best", "--dir", str(directory), "--output", str(out))
+        told = said(capsys, *words, code=ExitCode.BAD_INPUT)
+        assert f"to {out}: [Errno 28] No space left on device; give another one" in told
+        assert "cannot be used" not in told
+    assert not (tmp_path / "new").exists() and (tmp_path / "given").exists()
+
+
 def test_prune_removes_what_is_not_kept(saved: tuple[Path, Setup], capsys: pytest.CaptureFixture[str]) -> None:
     directory, _ = saved
     removed = json.loads(said(capsys, "prune", "--keep", "last 1", "--dir", str(directory), "--json"))
@@ -146,11 +194,59 @@ def test_prune_keeps_that_from_which_the_job_would_go_on(
     assert json.loads(said(capsys, "prune", "--keep", "last 1", "--job-dir", str(directory.parent), "--json")) == []
 
 
+def describe(job_dir: Path, **job: str) -> None:
+    """What `elastic run` has left there of a job with the checkpoints of `saved`."""
+    told = Settings(root=str(job_dir / "checkpoints"), job="train", job_id="feed")
+    (job_dir / "checkpoints.json").write_text(json.dumps(asdict(told)))
+    (job_dir / "job.json").write_text(json.dumps(job))
+
+
+def test_a_copy_of_a_job_has_checkpoints_of_its_own(
+    saved: tuple[Path, Setup], tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job_dir, copy = saved[0].parent, tmp_path_factory.mktemp("copies") / "copy"
+    describe(job_dir)
+    shutil.copytree(job_dir, copy)
+    assert "removed step-000000000004" in said(capsys, "prune", "--keep", "last 1", "--job-dir", str(copy))
+    for place, steps in ((copy, [8, 9]), (job_dir, [8, 4, 9])):
+        rows = json.loads(said(capsys, "list", "--job-dir", str(place), "--json"))
+        assert [row["step"] for row in rows] == steps
+
+
+def test_a_copy_of_a_job_with_checkpoints_elsewhere_has_the_same(
+    saved: tuple[Path, Setup], tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job_dir, copy = saved[0].parent, tmp_path_factory.mktemp("copies") / "copy"
+    describe(job_dir, checkpoint_dir="checkpoints")
+    shutil.copytree(job_dir, copy, ignore=shutil.ignore_patterns("checkpoints"))
+    assert len(json.loads(said(capsys, "list", "--job-dir", str(copy), "--json"))) == 3
+
+
+@pytest.mark.parametrize("content", ['{"root": "', "[]", '{"newer": 1}', '{"skipped": 1}'])
+def test_damaged_settings_are_named(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    describe(tmp_path)
+    (tmp_path / "checkpoints.json").write_text(content)
+    told = said(capsys, "list", "--job-dir", str(tmp_path), code=ExitCode.BAD_INPUT)
+    assert f"{tmp_path}/checkpoints.json is damaged" in told
+
+
+def test_what_the_output_refuses_is_not_said_of_the_checkpoints(tmp_path: Path) -> None:
+    words = [sys.executable, "-u", "-m", "elastic.cli", "checkpoints", "list", "--dir", str(tmp_path)]
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as unread, open("/dev/full", "wb") as full:
+        ends = [subprocess.run(words, stdout=out, stderr=subprocess.PIPE, check=False) for out in (unread, full)]
+    assert (ends[0].returncode, ends[0].stderr) == (128 + signal.SIGPIPE, b"")
+    assert ends[1].returncode == ExitCode.BAD_INPUT
+    assert b"No space left on device" in ends[1].stderr and str(tmp_path).encode() not in ends[1].stderr
+
+
 @pytest.mark.parametrize(
     ("words", "because"),
     [
         (["show", "best"], "no usable checkpoint best"),
         (["export", "latest", "--output", "out"], "no usable checkpoint latest"),
+        (["verify"], "has no completed checkpoints, so there is nothing to verify"),
         (["prune", "--keep", "nothing"], "keep='nothing': write \"last 2\""),
     ],
 )
