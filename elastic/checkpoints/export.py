@@ -52,7 +52,7 @@ def export(series: Series, manifest: Manifest, directory: Path) -> list[Path]:
         if made:  # or the next try would find it in use
             shutil.rmtree(directory, ignore_errors=True)
         if isinstance(error, OSError):
-            raise ConfigError(f"cannot export {manifest.entry} to {directory}: {error}; give another one") from error
+            raise ConfigError(f"cannot export {manifest.entry} to {directory}: {error}") from error
         raise
 
 
