@@ -101,7 +101,9 @@ class ModelVariables(nn.Module):
         counted = (self._sums * samples).split(self._sizes)
         with torch.no_grad():
             for variable, before, more in zip(self._metrics, self._before, counted, strict=True):
-                variable.value.copy_(before.double() + more.reshape(before.shape))
+                now = before.double() + more.reshape(before.shape)
+                # A count of whole numbers that was divided by the samples has an error, and copy_() cuts off.
+                variable.value.copy_(now if variable.value.is_floating_point() else now.round())
             self._sums.zero_()
             for number, variable in enumerate(self._seeds):
                 variable.value.copy_(torch.tensor([index % SEED_MAX, number]))

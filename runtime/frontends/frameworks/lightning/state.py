@@ -165,7 +165,7 @@ class LoggerRows(ABC):
         """leads: whether this worker writes; it calls `lead`."""
         self.logger = logger
         self.kept = KeptRows()
-        self._leads = leads
+        self.leads = leads
         self.own = logger.log_metrics
         self.led = False
         logger.log_metrics = self.log_metrics
@@ -179,7 +179,7 @@ class LoggerRows(ABC):
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """As the logger's own, which does nothing but in the leader. A row without a plain value is not kept, and not
         counted: WandbLogger's log_image(), log_table() and the like come here in the leader alone."""
-        self.led = self._leads()
+        self.led = self.leads()
         values = plain_row(metrics)
         if values or not metrics:
             self.kept.add(self.kept.count if step is None else step, values)
@@ -278,7 +278,12 @@ ROWS_OF: dict[str, Callable[[Any, Callable[[], bool]], LoggerRows]] = {
 
 
 def rows_of(logger: Any, leads: Callable[[], bool]) -> LoggerRows | None:
-    """What is kept of a logger; None: nothing. leads: see LoggerRows."""
+    """What is kept of a logger; None: nothing. leads: see LoggerRows. A logger that another Trainer of this process has
+    had goes on with its rows: they are in one file."""
+    earlier = getattr(logger.log_metrics, "__self__", None)
+    if isinstance(earlier, LoggerRows):
+        earlier.leads = leads
+        return earlier
     found = next((ROWS_OF[kind.__name__] for kind in type(logger).__mro__ if kind.__name__ in ROWS_OF), None)
     return None if found is None else found(logger, leads)
 
