@@ -17,7 +17,7 @@ from elastic.errors import DataWorkerDied
 from runtime.data.fetch_process import Fetcher, FetcherEnded, FetchOutcome
 
 AHEAD = 2
-"""The number of batches that each process may be ahead."""
+"""The number of batches that each process may be ahead, with those that are here and wait to be wanted."""
 ENTRIES_MAX = 64
 """Entries of a list or dict that is searched for plain attributes; a longer one holds data."""
 
@@ -69,8 +69,9 @@ class Prefetcher:
         self._fetchers: list[Fetcher] = []
         self._received: dict[Wanted, FetchOutcome] = {}
         self._guesses: Iterator[Wanted] = iter(())
-        self._doubtful: set[Wanted] = set()
-        """Batches under way that were asked for before the guesses changed."""
+        self._expected: set[Wanted] = set()
+        """What was guessed and is still to come, under way or received. The rest was asked for before the guesses
+        changed."""
         self._habit: Habit | None = None
         self._passes = 1
         self._last: Wanted | None = None
@@ -105,9 +106,9 @@ class Prefetcher:
                 self._receive(fetcher)
         holder = next((fetcher for fetcher in self._fetchers if wanted in fetcher.asked), None)
         guessed = holder is not None or wanted in self._received
-        if habit != self._habit or not guessed:
-            self._habit = habit
-            self._change(habit.after(wanted))
+        if habit != self._habit or wanted not in self._expected:
+            self._habit, self._guesses, self._expected = habit, habit.after(wanted), set()
+        self._expected = {key for key in self._expected if key > wanted}
         self._ask()
         while holder is not None and wanted not in self._received:
             self._receive(holder)
@@ -118,33 +119,26 @@ class Prefetcher:
             outcome = FetchOutcome(self._fetch(wanted.epoch, wanted.step, wanted.shard))
             if unchanged:  # else the next step finds what the script has changed in the middle of this one
                 self._mark = _mark_of(self._read)  # what the fetch itself counts is no change by the script
-        self._received = {key: value for key, value in self._received.items() if key > wanted}
+        self._received = {key: value for key, value in self._received.items() if key in self._expected}
         return outcome.get()
 
-    def _change(self, guesses: Iterator[Wanted]) -> None:
-        """Use these guesses from now on, without batches that are under way or here already."""
-        self._doubtful = {wanted for fetcher in self._fetchers for wanted in fetcher.asked}
-        known = self._doubtful | self._received.keys()
-        self._guesses = (wanted for wanted in guesses if wanted not in known)
-
     def _ask(self) -> None:
-        """Keep all processes busy. Doubtful batches do not count, up to a limit: a habit that changes with every batch
-        must not pile up work."""
-        while True:
-            fetcher = min(self._fetchers, key=self._load)
-            if self._load(fetcher) >= AHEAD or len(fetcher.asked) >= 2 * AHEAD:
+        """Ask for what is expected next, without batches that are under way or here already. Batches under way that
+        nobody expects do not count, up to a limit: a habit that changes with every batch must not pile up work."""
+        known = self._received.keys() | {key for fetcher in self._fetchers for key in fetcher.asked}
+        while len(self._expected) < AHEAD * self._processes:
+            fetcher = min(self._fetchers, key=lambda fetcher: len(fetcher.asked))
+            if len(fetcher.asked) >= 2 * AHEAD:
                 return
             wanted = next(self._guesses)
-            fetcher.ask((wanted.epoch, wanted.step, wanted.shard), wanted)
-
-    def _load(self, fetcher: Fetcher) -> int:
-        return sum(wanted not in self._doubtful for wanted in fetcher.asked)
+            self._expected.add(wanted)
+            if wanted not in known:
+                fetcher.ask((wanted.epoch, wanted.step, wanted.shard), wanted)
 
     def _receive(self, fetcher: Fetcher) -> None:
         """Receive the next batch of that process; waits for it."""
         wanted, outcome = fetcher.take()
         self._received[wanted] = outcome
-        self._doubtful.discard(wanted)
 
     def _passes_of_a_step(self, wanted: Wanted) -> int:
         """The passes of the last complete step, or those of the present step so far, if more."""

@@ -107,6 +107,19 @@ def here() -> tuple[Prefetcher, list[int]]:
     return MADE[-1], missed
 
 
+def answered(prefetcher: Prefetcher) -> None:
+    """Wait until each process has answered what it was asked first."""
+    for fetcher in prefetcher._fetchers:
+        if fetcher.asked:
+            ready, _, _ = select.select([fetcher._socket], [], [], 60.0)
+            assert ready
+
+
+def held(prefetcher: Prefetcher) -> int:
+    """Batches that are here, and those that the processes make or have made."""
+    return len(prefetcher._received) + sum(len(fetcher.asked) for fetcher in prefetcher._fetchers)
+
+
 def test_after_a_change_of_the_world_the_guesses_are_right_again() -> None:
     prefetcher, missed = here()
     for step in range(6):
@@ -131,6 +144,30 @@ def test_a_world_that_changes_with_every_batch_does_not_pile_up_work() -> None:
     for step in range(0, 60, 3):
         prefetcher.get(wanted(step, 0), Habit(ALL[: 4 - 2 * (step % 2)], 99))
         assert all(len(fetcher.asked) <= 2 * AHEAD for fetcher in prefetcher._fetchers)
+
+
+def test_quick_processes_are_no_further_ahead_than_slow_ones() -> None:
+    prefetcher, missed = here()
+    for step in range(20):
+        prefetcher.get(wanted(step, 0), Habit(ALL[:1], 99))
+        answered(prefetcher)
+        assert held(prefetcher) <= AHEAD * 2
+    assert len(missed) == 1, "the first one"
+
+
+def test_wrong_guesses_that_are_here_do_not_take_the_places_of_those_that_are_wanted() -> None:
+    """The shards of a lost worker; a step that is done again; other passes, another epoch."""
+    prefetcher, missed = here()
+    places = [(wanted(step, shard, epoch=1), (2, 3)) for step in range(9) for shard in (2, 3)]
+    places += [(wanted(step, shard, epoch=1), ALL) for step in range(9, 18) for shard in ALL]
+    places += [(wanted(step, 3, pass_no), (3,)) for step in range(9) for pass_no in (0, 1)]
+    places += [(wanted(step, shard), (0, 3)) for step in range(50, 59) for shard in (0, 3)]
+    for want, own in places:
+        assert prefetcher.get(want, Habit(own, 99)) == (want.step, want.shard)
+        answered(prefetcher)
+        assert held(prefetcher) <= AHEAD * 2 + 2 * AHEAD * 2, "and what was under way when the guesses changed"
+    late = [step for step in missed if step not in (0, 9, 50)]
+    assert missed and late == [], "all but those of the moments of the changes are guessed"
 
 
 def test_a_damaged_sample_raises_where_it_is_wanted_and_nowhere_else() -> None:
