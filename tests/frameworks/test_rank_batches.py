@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    Dataset,
     DistributedSampler,
     Sampler,
     TensorDataset,
@@ -20,6 +21,7 @@ from torch.utils.data import (
 
 from elastic.errors import ConfigError
 from elastic.records.exactly_once import prove
+from runtime.data.prefetcher import Wanted
 from runtime.data.random_state import seed_all
 from runtime.frontends.frameworks.rank_batches import RankBatches, orders
 
@@ -127,6 +129,36 @@ def test_a_fetch_leaves_the_generator_of_the_sampler_alone() -> None:
     source = RankBatches(Owner(own).loader, 1, 1, SEED)
     source._fetch(0, 1, 0)
     assert torch.equal(own.get_state(), torch.Generator().manual_seed(3).get_state())
+
+
+class Curriculum(Dataset[int]):
+    """Its samples depend on the epoch."""
+
+    epoch = -1
+
+    def __len__(self) -> int:
+        return 20
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> int:
+        return 1000 * self.epoch + index
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_batch_is_fetched_from_the_dataset_of_its_own_epoch(processes: int) -> None:
+    """A lost worker's rank is behind what a process has fetched ahead, which is of the next epoch."""
+    batches = BatchSampler(sampler(), 4, drop_last=False)
+    source = RankBatches(DataLoader(Curriculum(), batch_sampler=batches, num_workers=processes), RANKS, 1, SEED)
+    places = [(0, 0, 1), (0, 1, 1), (0, 0, 2), (0, 1, 2), (1, 0, 2), (0, 1, 0), (2, 0, 0), (1, 1, 0)]
+    try:
+        found = [source.batch(Wanted(epoch, step, 0, rank), (rank,)) for epoch, step, rank in places]
+    finally:
+        source.close()
+    for (epoch, step, rank), (batch,) in zip(places, found, strict=True):
+        listed = source.samples(epoch, step)[rank]
+        assert batch.tolist() == [1000 * epoch + index for index in listed], (epoch, step, rank)
 
 
 def test_a_limit_ends_the_epoch_of_each_rank() -> None:

@@ -47,6 +47,8 @@ class RankBatches:
         self._limit = limit
         self._generators = own_generators.owned_by(loader.collate_fn, loader.dataset)
         self._orders: dict[int, list[list[list[int]]]] = {}
+        self._dataset_epoch: int | None = None
+        """The epoch to which the dataset was set last."""
         self._hashes: dict[int, dict[str, Any]] = {}
         """Epoch -> what `order` has found; of the epoch that was asked for last."""
         lengths = [len(batches) for batches in self._order(0)]
@@ -68,6 +70,7 @@ class RankBatches:
         if found is None:
             with randomness_kept():
                 drawn = orders(self._loader, self.shards, epoch, self._seed)
+                self._dataset_epoch = epoch
                 found = [batches[: self._limit] for batches in drawn]
         self._orders[epoch] = found  # behind those that were used before
         if len(self._orders) > EPOCHS_KEPT:
@@ -128,8 +131,12 @@ class RankBatches:
         return batches[step * self._micro_batches : (step + 1) * self._micro_batches]
 
     def _fetch(self, epoch: int, step: int, rank: int) -> list[Any]:
+        batches = self._part(self._order(epoch)[rank], step)
+        if self._dataset_epoch != epoch:  # the order was drawn before that of another epoch
+            _set_epoch(self._loader.dataset, epoch)
+            self._dataset_epoch = epoch
         own_generators.seed(self._generators, seed_fetch(self._seed, epoch, step, rank))
-        return [collated(self._loader, batch) for batch in self._part(self._order(epoch)[rank], step)]
+        return [collated(self._loader, batch) for batch in batches]
 
 
 class _Listed:
@@ -152,9 +159,7 @@ def orders(loader: DataLoader[Any], ranks: int, epoch: int, seed: int) -> list[l
     ConfigError for a loader of all ranks alike."""
     sharded, inner = loader.batch_sampler, whole(loader)
     for part in (loader.dataset, inner, getattr(inner, "sampler", None)):
-        set_epoch: Callable[[int], None] | None = getattr(part, "set_epoch", None)
-        if set_epoch is not None:
-            set_epoch(epoch)
+        _set_epoch(part, epoch)
     seed_all(seed, epoch, "order of samples")
     if (sampler := sampler_of(loader)) is not None:
         return [_of_rank(loader, sampler, rank, (seed, epoch)) for rank in range(ranks)]
@@ -168,6 +173,13 @@ def orders(loader: DataLoader[Any], ranks: int, epoch: int, seed: int) -> list[l
             return [[list(batch) for batch in inner or ()]]
     with own_generators.of_epoch(sharded, epoch):
         return split(sharded, ranks)
+
+
+def _set_epoch(part: Any, epoch: int) -> None:
+    """Of a dataset or sampler that knows epochs."""
+    set_epoch: Callable[[int], None] | None = getattr(part, "set_epoch", None)
+    if set_epoch is not None:
+        set_epoch(epoch)
 
 
 def split(sharded: Any, ranks: int) -> list[list[list[int]]]:

@@ -158,6 +158,7 @@ def test_quick_processes_are_no_further_ahead_than_slow_ones() -> None:
 def test_wrong_guesses_that_are_here_do_not_take_the_places_of_those_that_are_wanted() -> None:
     """The shards of a lost worker; a step that is done again; other passes, another epoch."""
     prefetcher, missed = here()
+    places: list[tuple[Wanted, tuple[int, ...]]]
     places = [(wanted(step, shard, epoch=1), (2, 3)) for step in range(9) for shard in (2, 3)]
     places += [(wanted(step, shard, epoch=1), ALL) for step in range(9, 18) for shard in ALL]
     places += [(wanted(step, 3, pass_no), (3,)) for step in range(9) for pass_no in (0, 1)]
