@@ -7,8 +7,10 @@ because a fetch depends on (epoch, step, shard) only.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from types import MethodType
 from typing import Any
 
 import torch
@@ -20,6 +22,8 @@ AHEAD = 2
 """The number of batches that each process may be ahead, with those that are here and wait to be wanted."""
 ENTRIES_MAX = 64
 """Entries of a list or dict that is searched for plain attributes; a longer one holds data."""
+NO_DATA = ("builtins", "logging")
+"""Modules whose objects are not searched: a logger knows how many others there are, and decides no sample."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -150,16 +154,23 @@ class Prefetcher:
 
 def _mark_of(things: Iterable[object], depth: int = 3) -> list[object]:
     """The plain attributes of these objects and of what they hold, down to `depth`; of a tensor itself and its
-    version."""
+    version. Of the owner of a method only numbers and texts: it may be a whole trainer, whose lists grow with each
+    step."""
     found: list[object] = []
     for thing in things:
         if isinstance(thing, bool | int | float | str | None):
             found.append(thing)
         elif isinstance(thing, torch.Tensor):
-            found.append((id(thing), None if thing.is_inference() else thing._version))
+            trained = thing.requires_grad  # as of a model that a collator has: each step writes into it
+            found.append((id(thing), None if trained or thing.is_inference() else thing._version))
         elif isinstance(thing, list | tuple | dict):
             entries = thing.values() if isinstance(thing, dict) else thing
             found += _mark_of(entries, depth - 1) if depth and len(thing) <= ENTRIES_MAX else [len(thing)]
-        elif depth and hasattr(thing, "__dict__") and type(thing).__module__ != "builtins":
+        elif isinstance(thing, MethodType):
+            owned = getattr(thing.__self__, "__dict__", {}).values()
+            found += [value for value in owned if isinstance(value, bool | int | float | str | None)]
+        elif isinstance(thing, functools.partial):
+            found += _mark_of((thing.func, thing.args, thing.keywords), depth)
+        elif depth and hasattr(thing, "__dict__") and type(thing).__module__ not in NO_DATA:
             found += _mark_of(vars(thing).values(), depth - 1)
     return found

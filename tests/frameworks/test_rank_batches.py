@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -159,6 +160,35 @@ def test_a_batch_is_fetched_from_the_dataset_of_its_own_epoch(processes: int) ->
     for (epoch, step, rank), (batch,) in zip(places, found, strict=True):
         listed = source.samples(epoch, step)[rank]
         assert batch.tolist() == [1000 * epoch + index for index in listed], (epoch, step, rank)
+
+
+class Scaled:
+    def __init__(self) -> None:
+        self.scale = 1.0
+
+    def __call__(self, samples: list[Any]) -> list[float]:
+        return [self.scale * float(x) for (x,) in samples]
+
+    def collated(self, samples: list[Any]) -> list[float]:
+        return self(samples)
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+@pytest.mark.parametrize(
+    "how", [lambda own: own, lambda own: own.collated, partial], ids=["object", "method", "partial"]
+)
+def test_what_a_callback_changes_in_the_collator_holds_from_the_next_step_on(how: Any, processes: int) -> None:
+    own, batches = Scaled(), BatchSampler(sampler(), 4, drop_last=False)
+    loader = DataLoader(DATA, batch_sampler=batches, collate_fn=how(own), num_workers=processes)
+    source = RankBatches(loader, RANKS, 1, SEED)
+    try:
+        for epoch, step in ((epoch, step) for epoch in range(3) for step in range(2)):
+            own.scale = 1.0 + epoch
+            for rank in (0, 1):
+                (batch,) = source.batch(Wanted(epoch, step, 0, rank), (0, 1))
+                assert batch == [own.scale * index for index in source.samples(epoch, step)[rank]]
+    finally:
+        source.close()
 
 
 def test_a_limit_ends_the_epoch_of_each_rank() -> None:

@@ -56,9 +56,8 @@ class RankBatches:
             raise ConfigError(f"the ranks have {lengths} batches; leave even_batches on, or set drop_last")
         self.batches = lengths[0]
         """Of one rank in one epoch."""
-        self._prefetcher = (
-            Prefetcher(self._fetch, loader.num_workers, loader.dataset) if loader.num_workers > 0 else None
-        )
+        read = loader.dataset, loader.collate_fn
+        self._prefetcher = Prefetcher(self._fetch, loader.num_workers, *read) if loader.num_workers > 0 else None
 
     def __len__(self) -> int:
         """Steps of an epoch."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import random
 import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count, islice
 from multiprocessing import active_children
 from typing import Any
@@ -297,6 +299,60 @@ def test_a_change_of_an_entry_of_a_dict_is_seen() -> None:
         data.options["shift"][0] = plain.options["shift"][0] = float(step)
         x, _ = ahead.batch(wanted(step, 0), ALL[:1])
         assert torch.equal(x, loader(0, plain).batch(wanted(step, 0), ALL[:1])[0])
+
+
+class Scaling:
+    """A collator; it has what decides no batch, too."""
+
+    def __init__(self) -> None:
+        self.scale, self.model = 1.0, torch.nn.Linear(2, 2)
+        self.logger = logging.getLogger("a collator's")
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return torch.tensor([index * self.scale for index in samples]), os.getpid()
+
+    def collated(self, samples: list[Any]) -> Any:
+        return self(samples)
+
+
+HOW: dict[str, Callable[[Scaling], Callable[[list[Any]], Any]]] = {
+    "object": lambda scaling: scaling,
+    "method": lambda scaling: scaling.collated,
+    "partial": lambda scaling: functools.partial(scaling),
+    "argument": lambda scaling: functools.partial(Scaling.collated, scaling),
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_what_the_script_changes_in_its_collator_holds_from_the_next_step_on(how: str) -> None:
+    scaling = Scaling()
+    MADE.append(
+        make_job().loader(range(SAMPLES), 24, shards=SHARDS, shuffle=False, collate=HOW[how](scaling), workers=1)
+    )
+    makers: list[set[int]] = []
+    for step in range(3):
+        scaling.scale = step + 1.0
+        found = [MADE[-1].batch(wanted(step, shard), ALL) for shard in ALL]
+        x = torch.cat([batch for batch, _ in found])
+        assert torch.equal(x, (step + 1.0) * torch.arange(24 * step, 24 * step + 24))
+        makers.append({made_by for _, made_by in found} - {os.getpid()})
+    assert [len(made) for made in makers] == [1] * 3 and not (makers[0] & makers[1])
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_what_decides_no_batch_ends_no_process(how: str) -> None:
+    """Weights of a model that is trained, and a library that makes its logger late."""
+    scaling = Scaling()
+    MADE.append(
+        make_job().loader(range(SAMPLES), 24, shards=SHARDS, shuffle=False, collate=HOW[how](scaling), workers=1)
+    )
+    makers = set[int]()
+    for step in range(4):
+        makers |= {MADE[-1].batch(wanted(step, shard), ALL)[1] for shard in ALL}
+        with torch.no_grad():
+            scaling.model.weight.add_(1.0)
+        logging.getLogger(f"{how} {step}")
+    assert len(makers - {os.getpid()}) == 1
 
 
 def test_a_dataset_may_hold_tensors_of_inference_mode() -> None:
