@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,8 +24,11 @@ from torch.utils.data import (
 from elastic.errors import ConfigError
 from elastic.records.exactly_once import prove
 from runtime.data.prefetcher import Wanted
-from runtime.data.random_state import seed_all
-from runtime.frontends.frameworks.rank_batches import RankBatches, orders
+from runtime.data.random_state import drawn_from, seed_all
+from runtime.frontends.frameworks.hugging_face_evaluation import Evaluation, _Batches
+from runtime.frontends.frameworks.lightning.evaluation import EvaluationPlaces
+from runtime.frontends.frameworks.rank_batches import RankBatches, collated, orders
+from runtime.frontends.frameworks.step_loop import StepLoop
 
 RANKS, SEED = 3, 5
 DATA = TensorDataset(torch.arange(20))
@@ -189,6 +193,81 @@ def test_what_a_callback_changes_in_the_collator_holds_from_the_next_step_on(how
                 assert batch == [own.scale * index for index in source.samples(epoch, step)[rank]]
     finally:
         source.close()
+
+
+class Opened(Dataset[Any]):
+    """It has to be opened in each process, and draws from a generator that it has since then."""
+
+    def __init__(self) -> None:
+        self.base, self.opened = -1.0, 0
+        self.drawn: random.Random | None = None
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> list[float]:
+        return [self.base + index, self.drawn.random() if self.drawn else 0.0]
+
+    def open(self, worker: int) -> None:
+        np.random.seed(0)
+        self.base, self.opened, self.drawn = 100.0, self.opened + 1, random.Random()
+
+
+def opened(processes: int) -> tuple[Opened, DataLoader[Any]]:
+    data, batches = Opened(), BatchSampler(sampler(), 4, drop_last=False)
+    return data, DataLoader(data, batch_sampler=batches, num_workers=processes, worker_init_fn=data.open)
+
+
+def test_the_worker_init_fn_is_called_once_in_each_process_that_fetches() -> None:
+    """What was not guessed is fetched in the worker itself."""
+    data, loader = opened(processes=1)
+    source, newcomer = (RankBatches(loader, RANKS, 1, SEED) for loader in (loader, opened(processes=1)[1]))
+    places = [Wanted(epoch, step, 0, rank) for epoch in range(2) for step in range(2) for rank in (0, 1)]
+    try:
+        found = [torch.stack(source.batch(place, (0, 1))[0]) for place in places]
+    finally:
+        source.close()
+    assert data.opened == 1
+    for place, (numbers, _) in zip(places, found, strict=True):
+        assert numbers.tolist() == [100 + index for index in source.samples(place.epoch, place.step)[place.shard]]
+    again = [torch.stack(newcomer.batch(place, None)[0]) for place in places[::-1]]
+    assert all(map(torch.equal, again[::-1], found)), "also what is drawn from a generator that it has made"
+
+
+def test_without_loader_processes_no_worker_init_fn_is_called() -> None:
+    data, loader = opened(processes=0)
+    RankBatches(loader, RANKS, 1, SEED)._fetch(0, 0, 0)
+    list(EvaluationPlaces(loader, RANKS, SEED, by_rank=True))
+    assert data.opened == 0
+
+
+def test_the_worker_init_fn_is_called_before_an_evaluation_of_lightning() -> None:
+    data, loader = opened(processes=1)
+    before, places = drawn_from(), EvaluationPlaces(loader, RANKS, SEED, by_rank=True)
+    for _ in range(2):
+        assert [place.number for place in places] == list(range(6))
+        assert data.opened == 1
+    assert drawn_from() == before
+
+
+def test_the_worker_init_fn_is_called_before_an_evaluation_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, loader = opened(processes=1)
+    trainer = SimpleNamespace(state=SimpleNamespace(global_step=0), model=None)
+    loop = SimpleNamespace(ranks=RANKS, entered=True)
+    training: Any = SimpleNamespace(seed=SEED, loops=SimpleNamespace(number=0))
+    evaluation = Evaluation(trainer, {}, cast(StepLoop, loop), training)
+    found: list[Any] = []
+
+    def rows(loader: Any, together: list[list[int]], *_: Any) -> list[Any]:
+        found.extend(torch.stack(collated(loader, indices)).tolist() for indices in together)
+        return [[{}] for _ in together]
+
+    monkeypatch.setattr(evaluation, "_rows", rows)
+    before = drawn_from()
+    for _ in range(2):
+        evaluation._answered(_Batches(loader, [[3, 4], [5, 6]], None), "evaluation", False, None)
+    assert drawn_from() == before
+    assert found[0][0] == [103, 104] and found[2:] == found[:2]
 
 
 def test_a_limit_ends_the_epoch_of_each_rank() -> None:

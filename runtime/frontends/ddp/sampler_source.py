@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
+import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 from torch.utils.data._utils import worker
 
@@ -15,7 +16,7 @@ from elastic.errors import ConfigError
 from elastic.protocol.sampling import hash_of, hash_of_ranks
 from runtime.data.loader import SAMPLES_LISTED_MAX, seed_fetch
 from runtime.data.prefetcher import Habit, Prefetcher, Wanted
-from runtime.data.random_state import randomness_kept
+from runtime.data.random_state import randomness_kept, seed_generators
 from runtime.frontends.ddp.rank_source import Position, RankSource
 
 
@@ -26,6 +27,43 @@ def sampler_of(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
         if isinstance(found, DistributedSampler) or all(hasattr(found, name) for name in ("num_replicas", "rank")):
             return cast(DistributedSampler[Any], found)
     return None
+
+
+class WorkerInit:
+    """The worker_init_fn of a loader, for which torch would have processes. It is called in each process that fetches,
+    also in the worker itself, which fetches what was not guessed: a batch must not depend on who fetches it."""
+
+    def __init__(self, loader: DataLoader[Any], seed: int) -> None:
+        """seed: of the random numbers that it draws."""
+        self._loader = loader
+        self._seed = seed
+        self._begun_in = 0
+        """The process in which it was called."""
+
+    def begin(self) -> bool:
+        """Call it, if this process has not; says whether it did. Changes the state of the global generators."""
+        loader = self._loader
+        if loader.worker_init_fn is None or not loader.num_workers or os.getpid() == self._begun_in:
+            return False
+        seed_generators(self._seed)
+        with self._as_worker():
+            loader.worker_init_fn(0)
+        self._begun_in = os.getpid()
+        return True
+
+    @contextmanager
+    def _as_worker(self) -> Iterator[None]:
+        """torch.utils.data.get_worker_info() gives what it gives in the first process of this loader: a worker_init_fn
+        may ask it. It may set the number of threads, which decides bits of the steps of this process: that is kept."""
+        loader, threads = self._loader, torch.get_num_threads()
+        info = worker.WorkerInfo(id=0, num_workers=loader.num_workers, seed=self._seed, dataset=loader.dataset)
+        before, worker._worker_info = worker._worker_info, info
+        try:
+            yield
+        finally:
+            worker._worker_info = before
+            if torch.get_num_threads() != threads:
+                torch.set_num_threads(threads)
 
 
 class ListedSource(RankSource):
@@ -39,9 +77,8 @@ class ListedSource(RankSource):
                 f"the ranks have {[len(own) for own in batches]} batches; a DistributedSampler gives each as many"
             )
         super().__init__(len(batches), position)
-        self._begun_in = 0
-        """The process in which the loader's worker_init_fn was called."""
         self._loader = loader
+        self._worker = WorkerInit(loader, self.seed)
         self._batches = batches
         self._prefetcher: Prefetcher | None = None
 
@@ -85,11 +122,7 @@ class ListedSource(RankSource):
 
     def fetch(self, number: int, rank: int) -> Any:
         """The collated batch, with random numbers that depend on the sampler's seed and epoch, number and rank only."""
-        # Also in this process, which fetches what was not guessed: the batch must not depend on who fetches it.
-        if self._loader.worker_init_fn is not None and self._loader.num_workers and os.getpid() != self._begun_in:
-            self._begun_in = os.getpid()
-            with _as_worker(self._loader, self.seed):
-                self._loader.worker_init_fn(0)
+        self._worker.begin()
         number = min(number, len(self) - 1)  # what is guessed behind the end of the epoch is never asked for
         seed_fetch(self.seed, self.epoch, number, rank)
         dataset: Any = self._loader.dataset
@@ -116,18 +149,6 @@ class ListedSource(RankSource):
     def close(self) -> None:
         if self._prefetcher is not None:
             self._prefetcher.close()
-
-
-@contextmanager
-def _as_worker(loader: DataLoader[Any], seed: int) -> Iterator[None]:
-    """torch.utils.data.get_worker_info() gives what it gives in the first process of this loader: a worker_init_fn may
-    ask it."""
-    info = worker.WorkerInfo(id=0, num_workers=loader.num_workers, seed=seed, dataset=loader.dataset)
-    before, worker._worker_info = worker._worker_info, info
-    try:
-        yield
-    finally:
-        worker._worker_info = before
 
 
 class SamplerSource(ListedSource):

@@ -17,6 +17,7 @@ from torch.utils.data import IterableDataset
 
 from elastic.errors import ConfigError
 from runtime.data.random_state import randomness_kept, seed_all
+from runtime.frontends.ddp.sampler_source import WorkerInit
 from runtime.frontends.frameworks import own_generators
 from runtime.frontends.frameworks.rank_batches import collated, whole
 from runtime.frontends.frameworks.step_loop import StepLoop
@@ -107,6 +108,8 @@ class Evaluation:
         model, whose weights it may have cast."""
         trainer, ranks, every = self._trainer, self._loop.ranks, batches.indices
         together = [every[first : first + ranks] for first in range(0, len(every), ranks)]
+        with randomness_kept():
+            WorkerInit(batches.loader, self._training.seed).begin()
         generators = own_generators.owned_by(batches.loader.collate_fn, batches.dataset)
 
         def rows_of(part: int) -> list[Any]:

@@ -14,7 +14,7 @@ from elastic.protocol.sampling import hash_of, hash_of_ranks
 from runtime.data.loader import SAMPLES_LISTED_MAX, seed_fetch
 from runtime.data.prefetcher import Habit, Prefetcher, Wanted
 from runtime.data.random_state import randomness_kept, seed_all
-from runtime.frontends.ddp.sampler_source import sampler_of
+from runtime.frontends.ddp.sampler_source import WorkerInit, sampler_of
 from runtime.frontends.frameworks import own_generators
 
 EPOCHS_KEPT = 2
@@ -45,6 +45,7 @@ class RankBatches:
         self._micro_batches = micro_batches
         self._seed = seed
         self._limit = limit
+        self._worker = WorkerInit(loader, seed)
         self._generators = own_generators.owned_by(loader.collate_fn, loader.dataset)
         self._orders: dict[int, list[list[list[int]]]] = {}
         self._dataset_epoch: int | None = None
@@ -134,6 +135,8 @@ class RankBatches:
         if self._dataset_epoch != epoch:  # the order was drawn before that of another epoch
             _set_epoch(self._loader.dataset, epoch)
             self._dataset_epoch = epoch
+        if self._worker.begin():  # worker_init_fn may have made generators
+            self._generators = own_generators.owned_by(self._loader.collate_fn, self._loader.dataset)
         own_generators.seed(self._generators, seed_fetch(self._seed, epoch, step, rank))
         return [collated(self._loader, batch) for batch in batches]
 

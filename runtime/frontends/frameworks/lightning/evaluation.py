@@ -15,7 +15,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader
 
 from runtime.data.random_state import randomness_kept, seed_all
-from runtime.frontends.ddp.sampler_source import sampler_of
+from runtime.frontends.ddp.sampler_source import WorkerInit, sampler_of
 from runtime.frontends.frameworks.lightning import parts
 from runtime.frontends.frameworks.lightning.attributes import detached
 from runtime.frontends.frameworks.rank_batches import collated, orders
@@ -39,6 +39,7 @@ class EvaluationPlaces:
         self.loader, self.dataset = loader, loader.dataset
         self.sampler, self.batch_sampler = loader.sampler, loader.batch_sampler
         self._ranks, self._seed, self._by_rank = ranks, seed, by_rank
+        self._worker = WorkerInit(loader, seed)
         self.order: list[list[int]] = []
         """The samples of each batch."""
         self.rows: list[Any] | None = None
@@ -49,6 +50,8 @@ class EvaluationPlaces:
 
     def __iter__(self) -> Iterator[BatchPlace]:
         self.order, self.rows = self._drawn(), None
+        with randomness_kept():
+            self._worker.begin()
         return (BatchPlace(self, number) for number in range(len(self.order)))
 
     def _drawn(self) -> list[list[int]]:

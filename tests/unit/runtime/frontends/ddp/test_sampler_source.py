@@ -7,12 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    TensorDataset,
+    get_worker_info,
+)
 
 from elastic.errors import ConfigError
 from runtime.data.prefetcher import Wanted
 from runtime.frontends.ddp.rank_source import Position
-from runtime.frontends.ddp.sampler_source import SamplerSource, sampler_of
+from runtime.frontends.ddp.sampler_source import SamplerSource, WorkerInit, sampler_of
 
 RANKS = 4
 DATA = TensorDataset(torch.arange(46), torch.arange(46) * 2.0)
@@ -260,6 +268,36 @@ def test_the_loaders_worker_init_fn_is_called_wherever_a_batch_is_fetched() -> N
     finally:
         source.close()
     assert found[0].tolist() == [100, 104, 108] and found[-1].tolist() == [112, 116, 120]
+
+
+def test_a_worker_init_fn_is_called_once_in_a_process_as_if_in_the_first_process_of_the_loader() -> None:
+    told: list[Any] = []
+
+    def begins(worker: int) -> None:
+        info: Any = get_worker_info()
+        told.append((worker, info.id, info.num_workers, info.seed, info.dataset is DATA, torch.initial_seed()))
+        torch.set_num_threads(threads + 1)
+
+    init, threads = WorkerInit(DataLoader(DATA, num_workers=2, worker_init_fn=begins), 7), torch.get_num_threads()
+    assert [init.begin(), init.begin()] == [True, False]
+    assert told == [(0, 0, 2, 7, True, 7)]
+    assert get_worker_info() is None and torch.get_num_threads() == threads
+
+
+def test_a_worker_init_fn_that_has_raised_is_called_again() -> None:
+    """What a process fetches ahead may never be wanted, and what it raised is not seen then."""
+    failures = [OSError("no such file")]
+
+    def opens_late(worker: int) -> None:
+        if failures:
+            raise failures.pop()
+        DATA_OPENED.base = 100
+
+    DATA_OPENED.base = -1
+    source = source_of(made(DATA_OPENED, 0, 0, {}, False, batch_size=3, num_workers=1, worker_init_fn=opens_late))
+    with pytest.raises(OSError, match="no such file"):
+        source.fetch(0, 0)
+    assert all(source.fetch(0, 0) >= 100)
 
 
 def test_without_loader_processes_there_is_no_worker_init_fn_as_in_torch() -> None:
