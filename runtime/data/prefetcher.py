@@ -154,8 +154,8 @@ class Prefetcher:
 
 def _mark_of(things: Iterable[object], depth: int = 3) -> list[object]:
     """The plain attributes of these objects and of what they hold, down to `depth`; of a tensor itself and its
-    version. Of the owner of a method only numbers and texts: it may be a whole trainer, whose lists grow with each
-    step."""
+    version. Of the owner of a method only numbers and texts, and nothing of what trains: a model or a trainer counts its
+    own steps, and with each of them the processes would begin anew."""
     found: list[object] = []
     for thing in things:
         if isinstance(thing, bool | int | float | str | None):
@@ -167,7 +167,8 @@ def _mark_of(things: Iterable[object], depth: int = 3) -> list[object]:
             entries = thing.values() if isinstance(thing, dict) else thing
             found += _mark_of(entries, depth - 1) if depth and len(thing) <= ENTRIES_MAX else [len(thing)]
         elif isinstance(thing, MethodType):
-            owned = getattr(thing.__self__, "__dict__", {}).values()
+            trains = hasattr(thing.__self__, "train")
+            owned = () if trains else getattr(thing.__self__, "__dict__", {}).values()
             found += [value for value in owned if isinstance(value, bool | int | float | str | None)]
         elif isinstance(thing, functools.partial):
             found += _mark_of((thing.func, thing.args, thing.keywords), depth)

@@ -355,6 +355,25 @@ def test_what_decides_no_batch_ends_no_process(how: str) -> None:
     assert len(makers - {os.getpid()}) == 1
 
 
+class Counting(torch.nn.Module):
+    """A model whose own method collates."""
+
+    steps = 0
+
+    def collated(self, samples: list[Any]) -> Any:
+        return os.getpid()
+
+
+def test_a_model_that_counts_its_steps_ends_no_process_although_it_collates() -> None:
+    model = Counting()
+    MADE.append(make_job().loader(range(SAMPLES), 24, shards=SHARDS, shuffle=False, collate=model.collated, workers=1))
+    makers = set[int]()
+    for step in range(4):
+        model.steps = step
+        makers |= {MADE[-1].batch(wanted(step, shard), ALL) for shard in ALL}
+    assert len(makers - {os.getpid()}) == 1
+
+
 def test_a_dataset_may_hold_tensors_of_inference_mode() -> None:
     data = Staged()
     with torch.inference_mode():
