@@ -154,8 +154,8 @@ class Prefetcher:
 
 def _mark_of(things: Iterable[object], depth: int = 3) -> list[object]:
     """The plain attributes of these objects and of what they hold, down to `depth`; of a tensor itself and its
-    version. Of the owner of a method only numbers and texts, and nothing of what trains: a model or a trainer counts its
-    own steps, and with each of them the processes would begin anew."""
+    version. Of the owner of a method only numbers and texts, and nothing of what trains: a model or a trainer counts
+    its own steps, and with each of them the processes would begin anew."""
     found: list[object] = []
     for thing in things:
         if isinstance(thing, bool | int | float | str | None):
