@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -111,12 +112,27 @@ class RandomNumbers:
         random.setstate((version, tuple(python.tolist()), following))
 
 
+class _ForkedFrom:
+    """What the process from which this one was forked did, or this one itself before its last fork."""
+
+    gpu = False
+    """Whether it used a GPU: then torch refuses to use one here."""
+
+    @classmethod
+    def note(cls) -> None:
+        cls.gpu = cls.gpu or torch.cuda.is_initialized()
+
+
+os.register_at_fork(before=_ForkedFrom.note)
+
+
 @contextmanager
 def randomness_kept() -> Iterator[None]:
     """Restore the RNGs of torch, numpy and random afterwards, because the code inside differs between workers."""
     numpy_state, python_state = np.random.get_state(), random.getstate()
+    refused = _ForkedFrom.gpu and not torch.cuda.is_initialized()
     try:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        with torch.random.fork_rng(devices=range(0 if refused else torch.cuda.device_count())):
             yield
     finally:
         np.random.set_state(numpy_state)
