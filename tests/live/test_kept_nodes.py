@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +30,12 @@ def all_keep(job: Spread, step: int) -> bool:
     """Whether all three workers have told of this step. Scripts do not wait for that."""
     members = [json.dumps(member) for member in job.status()["members"]]
     return len(members) == 3 and all(f"step {step} kept" in member for member in members)
+
+
+def kill_script_of(node: str, job: Spread, rounds: Rounds, number: int) -> None:
+    """Of the last worker of the node, in that round."""
+    rank = max(rank for rank, worker in enumerate(job.members()) if worker.startswith(f"{node}."))
+    os.kill(rounds.started(number)[rank][0], signal.SIGKILL)
 
 
 def lose(node: str, agent: subprocess.Popen[bytes], memory: Path) -> None:
@@ -73,6 +81,39 @@ def test_two_nodes_are_lost_the_second_one_before_a_step_is_done_and_two_new_one
         assert rounds.started(third)[0][2] >= 2, "it has not begun anew"
         assert (files / "digest").read_text() == alone(STEPS)
         assert job.events("kept_thin") == []
+        assert [line["step"] for line in job.steps()] == list(range(STEPS))
+
+
+@pytest.mark.long
+def test_what_is_older_than_a_round_without_memory_is_loaded_on_no_node(tmp_path: Path, memory: Path) -> None:
+    """Node a has all parts of two steps, node b has none: its script has kept nothing since."""
+    files = tmp_path / "files"
+    files.mkdir()
+    command = (sys.executable, str(SCRIPT), str(files), str(STEPS))
+    with ExitStack() as stack:
+        etcd = stack.enter_context(EmbeddedEtcd())
+        job = stack.enter_context(
+            Spread(tmp_path, etcd, "full", command=command, restart=True, workers=3, memory=memory)
+        )
+        job.rendezvous()
+        for node, slots in (("a", 2), ("b", 1)):
+            job.agent(node, slots=slots)
+        rounds = Rounds(job.until, files)
+        rounds.open(0, 1, 2)
+        first = rounds.await_step(3, world=3)
+        (files / "full.b").touch()
+        kill_script_of("a", job, rounds, first)
+        second = job.until("a round of all", lambda: rounds.begun_after(first, 3))
+        rounds.open(3, 4, 5, 6)
+        rounds.await_step(7, world=3)
+        kill_script_of("a", job, rounds, second)
+        third = job.until("another round of all", lambda: rounds.begun_after(second, 3))
+        begun = [{step for _, _, step in rounds.started(number).values()} for number in range(second, third + 1)]
+        assert begun[0] <= {2, 3} and next(filter(None, begun[1:])) == {0}, "the first round behind it begins anew"
+        (files / "full.b").unlink()
+        rounds.open(7)
+        assert job.await_result()["exit_code"] == 0
+        assert (files / "digest").read_text() == alone(STEPS)
         assert [line["step"] for line in job.steps()] == list(range(STEPS))
 
 

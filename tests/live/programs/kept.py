@@ -7,7 +7,8 @@ process.
 
 Each process writes a file `ROUND.RANK` with its pid, its world and its first step when it begins a round, a line into
 `ROUND.RANK.steps` behind each step, and the files that it has opened while it loaded. While the directory has no file
-`STEP.go`, no process begins that step. A process that is asked to stop does so when it comes to such a step.
+`STEP.go`, no process begins that step. A process that is asked to stop does so when it comes to such a step. One on a
+node for which there is a file `full.NODE` keeps nothing more behind its next step, as if the memory was full.
 """
 
 import os
@@ -100,6 +101,8 @@ def main(home: Path, steps: int) -> None:
         training.step()
         with open(home / f"{number}.{rank}.steps", "a") as file:
             print(kept.step, file=file)
+        if (home / f"full.{os.environ['ELASTIC_WORKER_ID'].split('.')[0]}").exists():
+            kept._stop_here("the test says so")
     result = training.digest()
     if rank == 0:
         (home / "digest").write_text(result)
