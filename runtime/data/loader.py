@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from numpy.typing import ArrayLike
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from elastic.errors import ConfigError
@@ -226,10 +227,16 @@ def to_device(batch: Any, device: torch.device) -> Any:
             return batch.to(device)
         case str() | bytes():
             return batch
+        case PackedSequence():  # its sizes stay on the CPU
+            return cast(Any, batch).to(device)
         case tuple() if hasattr(batch, "_fields"):
             return type(batch)(*(to_device(item, device) for item in batch))
         case tuple() | list():
             return type(batch)(to_device(item, device) for item in batch)
+        case MutableMapping() if type(batch) is not dict:  # as BatchEncoding of transformers, which has methods
+            moved = copy.copy(batch)
+            moved.update({key: to_device(item, device) for key, item in batch.items()})
+            return moved
         case Mapping():
             return {key: to_device(item, device) for key, item in batch.items()}
     return batch

@@ -10,10 +10,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from types import MethodType
 from typing import Any
 
 import torch
+from torch import nn
 
 from elastic.errors import DataWorkerDied
 from runtime.data.fetch_process import Fetcher, FetcherEnded, FetchOutcome
@@ -172,6 +174,8 @@ def _mark_of(things: Iterable[object], depth: int = 3) -> list[object]:
             found += [value for value in owned if isinstance(value, bool | int | float | str | None)]
         elif isinstance(thing, functools.partial):
             found += _mark_of((thing.func, thing.args, thing.keywords), depth)
+        elif isinstance(thing, nn.Module) and next(chain(thing.parameters(), thing.buffers()), None) is not None:
+            continue  # a model, which each step and each evaluation change, unlike a transform
         elif depth and hasattr(thing, "__dict__") and type(thing).__module__ not in NO_DATA:
             found += _mark_of(vars(thing).values(), depth - 1)
     return found

@@ -85,6 +85,28 @@ def drawn_from() -> object:
     )
 
 
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+
+
+def generator_state(generator: Any) -> Any:
+    """Of one of GENERATORS."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.get_state() if isinstance(generator, np.random.RandomState) else generator.getstate()
+
+
+def set_generator_state(generator: Any, state: Any) -> None:
+    """state: of this generator, or of one of its kind."""
+    if isinstance(generator, torch.Generator | np.random.RandomState):
+        generator.set_state(state)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    else:
+        generator.setstate(state)
+
+
 class RandomNumbers:
     """The generators of torch (of the CPU, and of the current GPU if one is in use), numpy and random, as an object
     with a state."""

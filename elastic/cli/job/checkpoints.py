@@ -101,8 +101,13 @@ def _where(options: argparse.Namespace) -> tuple[Storage, str]:
     if job is None:
         raise ConfigError(f"{options.job_dir} holds no job; give the --job-dir of `elastic run`, or --dir")
     settings = read_settings(options.job_dir)
-    # The settings have the path at the time of the run. The directory may have been moved since, or be a copy.
-    root = settings.root if job.get("checkpoint_dir") else str(options.job_dir / "checkpoints")
+    # The settings have the paths at the time of the run. The directory may have been moved since, or be a copy.
+    root, then = settings.root, Path(settings.ledger).parent
+    if not job.get("checkpoint_dir"):
+        root = str(options.job_dir / "checkpoints")
+    elif settings.ledger and Path(root).is_relative_to(then):
+        moved = options.job_dir / Path(root).relative_to(then)
+        root = str(moved) if moved.is_dir() else root
     return storage_at(root), settings.job_id
 
 

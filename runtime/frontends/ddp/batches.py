@@ -60,11 +60,14 @@ def iterate(script: RankScript, original: Any, loader: DataLoader[Any]) -> Itera
         found: Iterator[Any] = original(loader)
         return found
 
-    def source(position: Position) -> SamplerSource:
-        return SamplerSource(loader, sampler, script.ranks, position)
-
     training = all(model.training for model in script.objects.wrapped) or _calls_backward(script)
-    if not (torch.is_grad_enabled() and training):
+    training = training and torch.is_grad_enabled()
+    again = script.epochs.again(sampler) if training else 0
+
+    def source(position: Position) -> SamplerSource:
+        return SamplerSource(loader, sampler, script.ranks, position, again)
+
+    if not training:
         return evaluate(script, source(Position()))
     return TrainingBatches(script, source, lambda: evaluate(script, source(Position())))
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 from torch.utils.data._utils import worker
@@ -16,8 +19,19 @@ from elastic.errors import ConfigError
 from elastic.protocol.sampling import hash_of, hash_of_ranks
 from runtime.data.loader import SAMPLES_LISTED_MAX, seed_fetch
 from runtime.data.prefetcher import Habit, Prefetcher, Wanted
-from runtime.data.random_state import randomness_kept, seed_generators
+from runtime.data.random_state import (
+    GENERATORS,
+    derived_seed,
+    generator_state,
+    randomness_kept,
+    seed_generators,
+    set_generator_state,
+)
 from runtime.frontends.ddp.rank_source import Position, RankSource
+
+BATCHES_MORE = 1000
+"""An epoch may have twice as many batches as its loader says, and so many more; what has more has no end."""
+VALUES = (bool, int, float, str, list, set, dict, deque, np.ndarray, torch.Tensor)
 
 
 def sampler_of(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
@@ -151,13 +165,59 @@ class ListedSource(RankSource):
             self._prefetcher.close()
 
 
+def _batches_of(loader: DataLoader[Any]) -> int:
+    """As the loader says; a batch sampler need not say it, and has one sample at least in each batch."""
+    try:
+        return len(loader)
+    except TypeError:
+        return len(loader.dataset)  # type: ignore[arg-type]  # it is no IterableDataset
+
+
+class SamplerStates:
+    """What the samplers of a loader have now in their attributes: plain values, lists and the like, and generators."""
+
+    def __init__(self, loader: DataLoader[Any], *samplers: object) -> None:
+        owners = {id(one): vars(one) for one in samplers if hasattr(one, "__dict__")}.values()
+        self._kept = [
+            (attributes, {name: _copied(value) for name, value in attributes.items() if value is not loader.dataset})
+            for attributes in owners
+        ]
+        self._generators = [
+            (value, generator_state(value))
+            for attributes in owners
+            for value in attributes.values()
+            if isinstance(value, GENERATORS)
+        ]
+
+    def restore(self) -> None:
+        """Also what was not there is not there any more."""
+        for attributes, kept in self._kept:
+            for name in [name for name, value in attributes.items() if name not in kept and isinstance(value, VALUES)]:
+                del attributes[name]
+            attributes |= {name: _copied(value) for name, value in kept.items()}
+        for generator, state in self._generators:
+            set_generator_state(generator, state)
+
+
+def _copied(value: Any) -> Any:
+    """A copy of a collection with all collections in it; everything else itself."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if type(value) in (list, set, deque):
+        return type(value)(map(_copied, value))
+    return {key: _copied(entry) for key, entry in value.items()} if type(value) is dict else value
+
+
 class SamplerSource(ListedSource):
     """One epoch of a DataLoader that has a DistributedSampler."""
 
     def __init__(
-        self, loader: DataLoader[Any], sampler: DistributedSampler[Any], ranks: int, position: Position
+        self, loader: DataLoader[Any], sampler: DistributedSampler[Any], ranks: int, position: Position, again: int = 0
     ) -> None:
-        """Raises ConfigError for a loader whose ranks have unequally many batches, or that draws for another world."""
+        """again: how often a loop has begun with the sampler's epoch before this one. Raises ConfigError for a loader
+        whose ranks have unequally many batches, that draws for another world, or whose epoch has no end."""
         if isinstance(loader.dataset, IterableDataset):
             raise ConfigError("a DataLoader with a DistributedSampler needs a dataset with random access")
         if sampler.num_replicas != ranks:
@@ -166,8 +226,13 @@ class SamplerSource(ListedSource):
                 f"num_replicas= out, or start the script with --ranks {sampler.num_replicas}"
             )
         self._sampler = sampler
+        self._again = again
+        states = SamplerStates(loader, sampler, loader.sampler, loader.batch_sampler)
+        batches = []
         with randomness_kept():
-            batches = [self._drawn(loader, rank) for rank in range(ranks)]
+            for rank in range(ranks):
+                states.restore()  # each rank of torchrun has a sampler of its own, which draws once
+                batches.append(self._drawn(loader, rank))
         drawn = {index for own in batches for batch in own for index in batch}
         if ranks > 1 and len(drawn) > 1 and all(own == batches[0] for own in batches):
             raise ConfigError(
@@ -182,13 +247,22 @@ class SamplerSource(ListedSource):
         try:
             if loader.batch_sampler is None:
                 return [[index] for index in loader.sampler]
-            return [list(batch) for batch in loader.batch_sampler]
+            most = 2 * _batches_of(loader) + BATCHES_MORE
+            batches = [list(batch) for batch in islice(loader.batch_sampler, most + 1)]
+            if len(batches) > most:
+                raise ConfigError(
+                    f"the batch sampler of the training loader ({type(loader.batch_sampler).__name__}) has no end, as "
+                    "it begins again behind each epoch: use a plain DataLoader, whose loop is over with the epoch"
+                )
+            return batches
         finally:
             self._sampler.rank = own
 
     @property
     def seed(self) -> int:
-        return int(getattr(self._sampler, "seed", 0))
+        own = int(getattr(self._sampler, "seed", 0))
+        # Without set_epoch() the order repeats, but what a batch draws is new in each epoch.
+        return derived_seed(b"epoch again", f"{own},{self._again}".encode()) if self._again else own
 
     @property
     def epoch(self) -> int:

@@ -16,13 +16,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Sampler
 
-from runtime.data.random_state import derived_seed
+from runtime.data.random_state import GENERATORS, derived_seed, generator_state, set_generator_state
 
 DEPTH_MAX = 4
 """How many attributes of attributes are gone through, such as the sampler of a batch sampler."""
 Owned = tuple[Any, str]
 """An object, and the name of its attribute that is a generator, or will be one."""
-KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 CLOSED = (type, ModuleType, FunctionType, BuiltinFunctionType, nn.Module, torch.Tensor, np.ndarray)
 """What is not gone through."""
 
@@ -43,7 +42,7 @@ def owned_by(*things: Any, samplers: bool = False) -> list[Owned]:
             return
         seen.add(id(thing))
         for name, value in list(vars(thing).items()):
-            if isinstance(value, KINDS) or (name == "generator" and _makes_its_own(thing)):
+            if isinstance(value, GENERATORS) or (name == "generator" and _makes_its_own(thing)):
                 found.append((thing, name))
             else:
                 look(value, depth + 1)
@@ -81,31 +80,14 @@ def _seed(generator: Any, value: int) -> None:
         generator.seed(value)
 
 
-def _state(generator: Any) -> Any:
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    return generator.get_state() if isinstance(generator, np.random.RandomState) else generator.getstate()
-
-
-def _set_state(generator: Any, state: Any) -> None:
-    if isinstance(generator, torch.Generator | np.random.RandomState):
-        generator.set_state(state)
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    else:
-        generator.setstate(state)
-
-
 @contextmanager
 def of_epoch(thing: Any, epoch: int) -> Iterator[None]:
     """What is drawn inside depends on the epoch and on the states that the generators of `thing` have, which they have
     again behind it. In epoch 0 they have them as they are, as in a run of the script by itself."""
     generators = [
-        value for owner, name in owned_by(thing, samplers=True) if isinstance(value := getattr(owner, name), KINDS)
+        value for owner, name in owned_by(thing, samplers=True) if isinstance(value := getattr(owner, name), GENERATORS)
     ]
-    states = [_state(generator) for generator in generators]
+    states = [generator_state(generator) for generator in generators]
     try:
         for place, (generator, state) in enumerate(zip(generators, states, strict=True)):
             if epoch:
@@ -114,4 +96,4 @@ def of_epoch(thing: Any, epoch: int) -> Iterator[None]:
         yield
     finally:
         for generator, state in zip(generators, states, strict=True):
-            _set_state(generator, state)
+            set_generator_state(generator, state)

@@ -33,6 +33,9 @@ LACKING_S = 30.0
 IDLE_SHOWN_S = 10.0
 """After so many seconds without a processor `elastic status` says that a script is idle."""
 
+ABORTS_S = 0.1
+"""A process that aborts because of another one does so later than this; what is seen of a process is less late."""
+
 _CALL = re.compile(r'^\s*File "(.+)", line (\d+)', re.MULTILINE)
 
 
@@ -78,9 +81,10 @@ class Failure:
     @property
     def order(self) -> tuple[bool, bool, float]:
         """The first of several is the cause: the failure of one script closes its connections, by which the others
-        fail too, some of them faster than one that was killed. A library may abort its process for that, as NCCL does,
-        so SIGABRT goes before nothing that was earlier."""
-        return not self.is_cause, self.status >= 0 or self.status == -signal.SIGABRT, self.at_s
+        fail too, some of them faster than one that was killed. A library may abort its process for that, too, as NCCL
+        does, but not at once."""
+        aborted = self.status == -signal.SIGABRT
+        return not self.is_cause, self.status >= 0 or aborted, self.at_s - ABORTS_S * aborted
 
     @property
     def is_from_outside(self) -> bool:
@@ -183,7 +187,7 @@ class ScriptReport:
             said["first"],
             said["recorded"],
             said["tells"],
-            RoundNumber(*said["off"]),
+            RoundNumber(*said.get("off", NO_ROUND)),
         )
 
 

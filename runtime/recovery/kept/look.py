@@ -40,12 +40,19 @@ class KeptHere:
 
     def void(self) -> RoundNumber:
         """Remove what is not newer than a round in which a script of this machine has kept nothing any more: the script
-        has gone on since, and its own files are newer. Returns the newest such round; NO_ROUND: there is none."""
+        has gone on since, and its own files are newer. Returns the newest such round; NO_ROUND: there is none. The word
+        of it stays until a later round has settled: other workers of the machine look for it, too, also after a death
+        of this one."""
         rounds = rounds_in(self._memory) if self._memory else []
         newest = max((number for number in rounds if self.is_off(number)), default=NO_ROUND)
         for number in rounds:
-            if number <= newest:
+            if number < newest:
                 shutil.rmtree(directory_of(self._memory, number), ignore_errors=True)
+        if newest > NO_ROUND:
+            with suppress(FileNotFoundError):  # another worker of the machine removes the same
+                for path in directory_of(self._memory, newest).iterdir():
+                    if path.name != OFF:
+                        path.unlink(missing_ok=True)
         return newest
 
     def follow(self, number: RoundNumber, rank: int, node: int) -> tuple[int, str]:

@@ -79,12 +79,19 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
     optimizer.load_state_dict(state)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for number, saved in state["state"].items():
-        if not isinstance(saved, dict):
-            continue
-        loaded = optimizer.state[parameters[number]]
-        for key, value in saved.items():
-            if isinstance(value, torch.Tensor) and loaded[key].dtype != value.dtype:
-                loaded[key] = value.to(loaded[key].device)
+        if isinstance(number, int) and number < len(parameters):  # under other keys torch leaves all as it is
+            optimizer.state[parameters[number]] = _as_saved(saved, optimizer.state[parameters[number]])
+
+
+def _as_saved(saved: Any, loaded: Any) -> Any:
+    """What was loaded, with the dtypes of what was saved, also in dicts, lists and tuples."""
+    if isinstance(saved, torch.Tensor) and isinstance(loaded, torch.Tensor):
+        return saved.to(loaded.device) if loaded.dtype != saved.dtype else loaded
+    if isinstance(saved, dict) and isinstance(loaded, dict):
+        loaded.update({key: _as_saved(value, loaded[key]) for key, value in saved.items()})
+    elif type(saved) in (list, tuple) and type(saved) is type(loaded):
+        return type(saved)(map(_as_saved, saved, loaded))
+    return loaded
 
 
 def check_module(name: str, module: nn.Module, entry: dict[str, Json], there: dict[str, Any]) -> None:

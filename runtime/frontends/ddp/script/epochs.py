@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 from elastic.errors import JoinMissed
 from runtime.frontends.ddp import mistakes
@@ -20,11 +21,22 @@ class ScriptEpochs:
         """The epoch in which this worker came to the job."""
         self._began_with: int | None = None
         """The number that the script had given its sampler when the job began; None: not known."""
+        self._begun: WeakKeyDictionary[object, tuple[int, int]] = WeakKeyDictionary()
+        """Sampler of a training loop -> its epoch, and how often a loop has begun with that before the last one."""
 
     @property
     def passed_by(self) -> bool:
         """Whether the job has been through this epoch before this worker came."""
         return self.now < self.entry
+
+    def again(self, sampler: object) -> int:
+        """A training loop begins: how often one has begun before without another set_epoch() of its sampler. All
+        workers go through the same loops, also those that they pass by."""
+        epoch = int(getattr(sampler, "epoch", 0))
+        before, count = self._begun.get(sampler, (epoch, -1))
+        count = count + 1 if before == epoch else 0
+        self._begun[sampler] = epoch, count
+        return count
 
     def begin(self, source: RankSource, there: Mapping[str, Any] | None, *, joining: bool) -> None:
         """Begin with the job's first epoch, or, if the script has found a snapshot of its own, with the one whose

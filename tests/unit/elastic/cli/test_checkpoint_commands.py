@@ -213,6 +213,18 @@ def test_a_copy_of_a_job_has_checkpoints_of_its_own(
         assert [row["step"] for row in rows] == steps
 
 
+def test_a_job_that_was_moved_with_a_checkpoint_directory_of_its_own_name(
+    saved: tuple[Path, Setup], tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job_dir, copy = saved[0].parent, tmp_path_factory.mktemp("copies") / "copy"
+    describe(job_dir, checkpoint_dir="checkpoints")
+    shutil.copytree(job_dir, copy)
+    settings = json.loads((copy / "checkpoints.json").read_text())
+    (copy / "checkpoints.json").write_text(json.dumps({**settings, "ledger": str(job_dir / "steps.jsonl")}))
+    shutil.rmtree(saved[0])
+    assert len(json.loads(said(capsys, "list", "--job-dir", str(copy), "--json"))) == 3
+
+
 def test_a_copy_of_a_job_with_checkpoints_elsewhere_has_the_same(
     saved: tuple[Path, Setup], tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:

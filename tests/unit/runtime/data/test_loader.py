@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections import namedtuple
+from collections import UserDict, defaultdict, namedtuple
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from elastic.errors import ConfigError
@@ -159,6 +160,27 @@ def test_tensors_at_any_depth_move_to_the_device_and_the_rest_stays() -> None:
     assert moved["a"][0].device.type == moved["b"].x.device.type == moved["c"][0].device.type == "meta"
     assert (moved["a"][1], moved["b"].name, moved["c"][1]) == ("text", b"bytes", 4)
     assert type(moved["b"]) is Pair
+
+
+class Encoding(UserDict[str, Any]):
+    """As BatchEncoding of transformers."""
+
+    @property
+    def ids(self) -> Any:
+        return self["ids"]
+
+
+def test_a_batch_that_is_a_mapping_keeps_its_kind() -> None:
+    batch = Encoding(ids=torch.zeros(2), text="as it is")
+    moved = to_device(batch, torch.device("meta"))
+    assert type(moved) is Encoding and moved.ids.device.type == "meta" and moved["text"] == "as it is"
+    assert batch.ids.device.type == "cpu"
+    assert to_device(defaultdict(list, x=torch.zeros(1)), torch.device("meta"))["missing"] == []
+
+
+def test_a_packed_sequence_keeps_its_sizes_on_the_cpu() -> None:
+    packed, name = to_device((pack_sequence([torch.ones(3), torch.ones(2)]), "name"), torch.device("meta"))
+    assert packed.data.device.type == "meta" and packed.batch_sizes.tolist() == [2, 2, 1] and name == "name"
 
 
 def test_a_dataset_without_tensors_is_as_good() -> None:

@@ -306,6 +306,7 @@ class Scaling:
 
     def __init__(self) -> None:
         self.scale, self.model = 1.0, torch.nn.Linear(2, 2)
+        self.model.register_buffer("seen", torch.zeros(1))
         self.logger = logging.getLogger("a collator's")
 
     def __call__(self, samples: list[Any]) -> Any:
@@ -351,6 +352,8 @@ def test_what_decides_no_batch_ends_no_process(how: str) -> None:
         makers |= {MADE[-1].batch(wanted(step, shard), ALL)[1] for shard in ALL}
         with torch.no_grad():
             scaling.model.weight.add_(1.0)
+            scaling.model.get_buffer("seen").add_(1.0)
+        scaling.model.train(step % 2 == 1)
         logging.getLogger(f"{how} {step}")
     assert len(makers - {os.getpid()}) == 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
@@ -21,6 +22,7 @@ from elastic.errors import ConfigError
 from runtime.data.prefetcher import Wanted
 from runtime.frontends.ddp.rank_source import Position
 from runtime.frontends.ddp.sampler_source import SamplerSource, WorkerInit, sampler_of
+from runtime.frontends.ddp.script.epochs import ScriptEpochs
 
 RANKS = 4
 DATA = TensorDataset(torch.arange(46), torch.arange(46) * 2.0)
@@ -191,6 +193,80 @@ class Own:
 
     def __len__(self) -> int:
         return 12
+
+
+class Kept(DistributedSampler[int]):
+    """Draws from what it keeps, in each way in which a sampler may keep something from one epoch to the next."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(range(44), RANKS, 0)  # type: ignore[arg-type]
+        self.how, self.times = how, 0
+        self.generator = torch.Generator().manual_seed(3)
+        self.numpy = np.random.RandomState(3)
+        self.indices = [list(range(44))]
+
+    def __iter__(self) -> Iterator[int]:
+        if self.how == "generator":
+            order = torch.randperm(44, generator=self.generator).tolist()
+        elif self.how == "numpy":
+            order = self.numpy.permutation(44).tolist()
+        elif self.how == "list":
+            np.random.RandomState(5).shuffle(self.indices[0])
+            order = self.indices[0]
+        else:
+            self.times += 1
+            order = np.random.RandomState(self.times).permutation(44).tolist()
+        return iter(order[self.rank :: RANKS])
+
+
+@pytest.mark.parametrize("how", ["generator", "numpy", "list", "number"])
+def test_a_sampler_with_a_state_of_its_own_gives_each_sample_once(how: str) -> None:
+    """As under torchrun, where each rank has a sampler of its own, which draws once in an epoch."""
+    here, of_ranks = Kept(how), [Kept(how) for _ in range(RANKS)]
+    loader = DataLoader(TensorDataset(torch.arange(44)), 4, sampler=here)
+    for _ in range(3):
+        source = SamplerSource(loader, here, RANKS, Position())
+        found = [[int(x) for (batch,) in source.of_rank(rank) for x in batch] for rank in range(RANKS)]
+        for rank, sampler in enumerate(of_ranks):
+            sampler.rank = rank
+        assert found == [list(sampler) for sampler in of_ranks]
+        assert sorted(sample for own in found for sample in own) == list(range(44))
+
+
+class Endless:
+    """As the batch sampler of loaders whose processes live on: it begins again behind each epoch."""
+
+    def __init__(self, batches: Any) -> None:
+        self.sampler = batches.sampler
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while True:
+            yield from self._batches
+
+
+def test_a_loader_whose_epoch_has_no_end_is_refused() -> None:
+    sampler: DistributedSampler[Any] = DistributedSampler(DATA, RANKS, 0)
+    loader = DataLoader(DATA, batch_sampler=Endless(BatchSampler(sampler, 3, drop_last=False)))
+    with pytest.raises(ConfigError, match=r"Endless\) has no end"):
+        SamplerSource(loader, sampler, RANKS, Position())
+
+
+def test_without_set_epoch_each_epoch_draws_other_random_numbers() -> None:
+    sampler: DistributedSampler[Any] = DistributedSampler(Noisy(), RANKS, 0)
+    loader, epochs = DataLoader(Noisy(), 4, sampler=sampler), ScriptEpochs()
+
+    def begun() -> Any:
+        return SamplerSource(loader, sampler, RANKS, Position(), epochs.again(sampler)).fetch(0, 1)
+
+    first, second = begun(), begun()
+    assert not same(first, second)
+    sampler.set_epoch(1)
+    third = begun()
+    assert same(third, SamplerSource(loader, sampler, RANKS, Position()).fetch(0, 1)), "the epoch is that of the script"
+    assert not same(third, first) and not same(third, begun())
+    sampler.set_epoch(0)
+    assert same(begun(), first)
 
 
 class Drawn(Own):

@@ -180,6 +180,7 @@ TWICE = ((part(7, 0), part(7, 2)), (part(7, 1),), (part(7, 2), part(7, 1), part(
         (reports(FAILED, FAILED, RUNNING, r0=ABORTED, r1=KILLED), False, Blame("a.1.0", KILLED)),
         (reports(RUNNING, FAILED, RUNNING, r1=ABORTED), False, GoOn(failing=True)),
         (reports(FAILED, FAILED, RUNNING, r0=ABORTED, r1=EARLY), True, Blame("a.1.0", EARLY)),
+        (reports(FAILED, FAILED, RUNNING, r0=ABORTED, r1=Failure(1, 11.45)), True, Blame("a.0.0", ABORTED)),
         (reports(FAILED, FAILED, RUNNING, r0=CRASHED, r1=EARLY), True, Blame("a.0.0", CRASHED)),
         (reports(RUNNING, FAILED, RUNNING, r1=EXPIRED), False, GoOn(failing=True)),
         (reports(DONE, FAILED, DONE, r1=EARLY), True, Blame("a.1.0", EARLY)),
@@ -392,6 +393,8 @@ def test_reports_survive_the_wire() -> None:
         ScriptReport(4, 3, RUNNING, off=THIRD),
     ):
         assert ScriptReport.from_json(json.loads(json.dumps(report.to_json()))) == report
+    older = {name: value for name, value in ScriptReport(4, 3, RUNNING).to_json().items() if name != "off"}
+    assert ScriptReport.from_json(older) == ScriptReport(4, 3, RUNNING), "of a worker that is to be upgraded"
 
 
 def test_what_record_has_written_is_read(tmp_path: Path) -> None:

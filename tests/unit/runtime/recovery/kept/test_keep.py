@@ -670,9 +670,11 @@ def test_without_memory_nothing_is_kept_and_what_is_old_is_not_loaded(
     assert newest == -1 and said.startswith("not kept: 0 MB for 3 copies in each of 2 rounds")
     assert [job.here.is_off(number) for number in (FIRST, SECOND)] == [False, True]
     assert job.here.void() == SECOND, "the others are told, who may have all parts of the first round"
-    assert job.here.void() == NO_ROUND
+    assert job.here.void() == SECOND, "and so are other workers of this machine"
     assert job.begin(THIRD) is None, "the script has gone on since, and its own files are newer"
-    assert rounds_in(str(job.memory)) == []
+    assert rounds_in(str(job.memory)) == [SECOND] and job.files(SECOND) == {}
+    job.here.settle(THIRD)
+    assert rounds_in(str(job.memory)) == [] and job.here.void() == NO_ROUND
 
 
 def test_a_process_whose_memory_alone_is_full_says_so_itself(

@@ -474,6 +474,30 @@ def test_state_of_another_dtype_than_its_parameter_is_not_rounded() -> None:
     assert carriers[0].digest() == carriers[1].digest()
 
 
+class Preconditioned(torch.optim.Optimizer):
+    """Keeps tensors in lists and dicts, as SOAP and Shampoo do, and some state that is of no parameter."""
+
+    def __init__(self, params: Any, *, fill: bool) -> None:
+        super().__init__(params, {"lr": 0.1})
+        for parameter in self.param_groups[0]["params"] if fill else ():
+            inner = {"Q": torch.full((2, 2), 1 / 7), "at": torch.tensor([16777217])}
+            self.state[parameter] = {"GG": [torch.full((2,), 1 / 3), inner], "step": 3}
+        if fill:
+            self.state["global"] = {"k": torch.full((2,), 1 / 3, dtype=torch.float64), "n": 2}  # type: ignore[index]
+
+
+def test_tensors_within_the_state_of_an_optimizer_are_not_rounded_and_its_own_keys_are_carried() -> None:
+    models = [network(seed).bfloat16() for seed in range(2)]
+    optimizers = [Preconditioned(model.parameters(), fill=number == 0) for number, model in enumerate(models)]
+    donor, newcomer = (carried(model=model, optimizer=one) for model, one in zip(models, optimizers, strict=True))
+    newcomer.load(*sent(donor))
+    assert donor.digest() == newcomer.digest()
+    first = optimizers[1].state[next(models[1].parameters())]
+    assert first["GG"][0].dtype == torch.float32 and first["GG"][1]["at"].tolist() == [16777217]
+    own: Any = optimizers[1].state["global"]  # type: ignore[index]
+    assert own["k"].dtype == torch.float64 and own["n"] == 2
+
+
 def test_a_copy_of_contiguous_tensors_shares_their_memory() -> None:
     model, _, carrier = trained()
     header, blobs = carrier.capture()
