@@ -46,5 +46,6 @@ class Settings:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self:
-        """Of a JSON object. Raises TypeError for fields that this version does not know."""
+        """The settings whose fields are in a JSON object. Raises TypeError for a field that this version does not
+        know."""
         return cls(**{**document, "skipped": tuple(document.get("skipped", ()))})

@@ -235,7 +235,8 @@ def to_device(batch: Any, device: torch.device) -> Any:
             return type(batch)(to_device(item, device) for item in batch)
         case MutableMapping() if type(batch) is not dict:  # as BatchEncoding of transformers, which has methods
             moved = copy.copy(batch)
-            moved.update({key: to_device(item, device) for key, item in batch.items()})
+            for key, item in batch.items():  # some, as ModelOutput, have no update()
+                moved[key] = to_device(item, device)
             return moved
         case Mapping():
             return {key: to_device(item, device) for key, item in batch.items()}

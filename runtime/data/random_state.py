@@ -89,7 +89,7 @@ GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, rando
 
 
 def generator_state(generator: Any) -> Any:
-    """Of one of GENERATORS."""
+    """The state of a generator, an object of one of the types in GENERATORS."""
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, np.random.Generator):
@@ -98,7 +98,7 @@ def generator_state(generator: Any) -> Any:
 
 
 def set_generator_state(generator: Any, state: Any) -> None:
-    """state: of this generator, or of one of its kind."""
+    """Give a generator a state that generator_state() has returned for a generator of the same type."""
     if isinstance(generator, torch.Generator | np.random.RandomState):
         generator.set_state(state)
     elif isinstance(generator, np.random.Generator):
@@ -134,25 +134,25 @@ class RandomNumbers:
         random.setstate((version, tuple(python.tolist()), following))
 
 
-class _ForkedFrom:
-    """What the process from which this one was forked did, or this one itself before its last fork."""
+class _BeforeFork:
+    """What was true in this process before its last fork, or in the process from which it was forked."""
 
-    gpu = False
-    """Whether it used a GPU: then torch refuses to use one here."""
+    used_gpu = False
+    """torch refuses to use a GPU in a process that was forked from one which used it."""
 
     @classmethod
     def note(cls) -> None:
-        cls.gpu = cls.gpu or torch.cuda.is_initialized()
+        cls.used_gpu = cls.used_gpu or torch.cuda.is_initialized()
 
 
-os.register_at_fork(before=_ForkedFrom.note)
+os.register_at_fork(before=_BeforeFork.note)
 
 
 @contextmanager
 def randomness_kept() -> Iterator[None]:
     """Restore the RNGs of torch, numpy and random afterwards, because the code inside differs between workers."""
     numpy_state, python_state = np.random.get_state(), random.getstate()
-    refused = _ForkedFrom.gpu and not torch.cuda.is_initialized()
+    refused = _BeforeFork.used_gpu and not torch.cuda.is_initialized()
     try:
         with torch.random.fork_rng(devices=range(0 if refused else torch.cuda.device_count())):
             yield

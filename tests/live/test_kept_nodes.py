@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,20 @@ def all_keep(job: Spread, step: int) -> bool:
     return len(members) == 3 and all(f"step {step} kept" in member for member in members)
 
 
+@contextmanager
+def of_three_workers(home: Path, memory: Path) -> Iterator[tuple[Spread, Rounds]]:
+    """A job without an agent so far, and its rounds."""
+    files = home / "files"
+    files.mkdir()
+    command = (sys.executable, str(SCRIPT), str(files), str(STEPS))
+    with (
+        EmbeddedEtcd() as etcd,
+        Spread(home, etcd, "job", command=command, restart=True, workers=3, memory=memory) as job,
+    ):
+        job.rendezvous()
+        yield job, Rounds(job.until, files)
+
+
 def kill_script_of(node: str, job: Spread, rounds: Rounds, number: int) -> None:
     """Of the last worker of the node, in that round."""
     rank = max(rank for rank, worker in enumerate(job.members()) if worker.startswith(f"{node}."))
@@ -47,17 +61,8 @@ def lose(node: str, agent: subprocess.Popen[bytes], memory: Path) -> None:
 def test_two_nodes_are_lost_the_second_one_before_a_step_is_done_and_two_new_ones_join(
     tmp_path: Path, memory: Path
 ) -> None:
-    files = tmp_path / "files"
-    files.mkdir()
-    command = (sys.executable, str(SCRIPT), str(files), str(STEPS))
-    with ExitStack() as stack:
-        etcd = stack.enter_context(EmbeddedEtcd())
-        job = stack.enter_context(
-            Spread(tmp_path, etcd, "rounds", command=command, restart=True, workers=3, memory=memory)
-        )
-        job.rendezvous()
+    with of_three_workers(tmp_path, memory) as (job, rounds):
         agents = {node: job.agent(node) for node in ("a", "b", "c")}
-        rounds = Rounds(job.until, files)
         rounds.open(0, 1, 2, 3)
         first = rounds.await_step(4, world=3)
         lose("c", agents["c"], memory)
@@ -79,7 +84,7 @@ def test_two_nodes_are_lost_the_second_one_before_a_step_is_done_and_two_new_one
         assert job.await_result()["exit_code"] == 0
         rounds.check(fourth, again=2)
         assert rounds.started(third)[0][2] >= 2, "it has not begun anew"
-        assert (files / "digest").read_text() == alone(STEPS)
+        assert (tmp_path / "files" / "digest").read_text() == alone(STEPS)
         assert job.events("kept_thin") == []
         assert [line["step"] for line in job.steps()] == list(range(STEPS))
 
@@ -87,21 +92,12 @@ def test_two_nodes_are_lost_the_second_one_before_a_step_is_done_and_two_new_one
 @pytest.mark.long
 def test_what_is_older_than_a_round_without_memory_is_loaded_on_no_node(tmp_path: Path, memory: Path) -> None:
     """Node a has all parts of two steps, node b has none: its script has kept nothing since."""
-    files = tmp_path / "files"
-    files.mkdir()
-    command = (sys.executable, str(SCRIPT), str(files), str(STEPS))
-    with ExitStack() as stack:
-        etcd = stack.enter_context(EmbeddedEtcd())
-        job = stack.enter_context(
-            Spread(tmp_path, etcd, "full", command=command, restart=True, workers=3, memory=memory)
-        )
-        job.rendezvous()
+    with of_three_workers(tmp_path, memory) as (job, rounds):
         for node, slots in (("a", 2), ("b", 1)):
             job.agent(node, slots=slots)
-        rounds = Rounds(job.until, files)
         rounds.open(0, 1, 2)
         first = rounds.await_step(3, world=3)
-        (files / "full.b").touch()
+        (tmp_path / "files" / "full.b").touch()
         kill_script_of("a", job, rounds, first)
         second = job.until("a round of all", lambda: rounds.begun_after(first, 3))
         rounds.open(3, 4, 5, 6)
@@ -110,27 +106,18 @@ def test_what_is_older_than_a_round_without_memory_is_loaded_on_no_node(tmp_path
         third = job.until("another round of all", lambda: rounds.begun_after(second, 3))
         begun = [{step for _, _, step in rounds.started(number).values()} for number in range(second, third + 1)]
         assert begun[0] <= {2, 3} and next(filter(None, begun[1:])) == {0}, "the first round behind it begins anew"
-        (files / "full.b").unlink()
+        (tmp_path / "files" / "full.b").unlink()
         rounds.open(7)
         assert job.await_result()["exit_code"] == 0
-        assert (files / "digest").read_text() == alone(STEPS)
+        assert (tmp_path / "files" / "digest").read_text() == alone(STEPS)
         assert [line["step"] for line in job.steps()] == list(range(STEPS))
 
 
 @pytest.mark.long
 def test_a_round_waits_for_a_node_without_a_worker_whose_memory_it_lacks(tmp_path: Path, memory: Path) -> None:
     """Two of three agents are killed with their workers: the third one has not all parts, and their memory has them."""
-    files = tmp_path / "files"
-    files.mkdir()
-    command = (sys.executable, str(SCRIPT), str(files), str(STEPS))
-    with ExitStack() as stack:
-        etcd = stack.enter_context(EmbeddedEtcd())
-        job = stack.enter_context(
-            Spread(tmp_path, etcd, "awaited", command=command, restart=True, workers=3, memory=memory)
-        )
-        job.rendezvous()
+    with of_three_workers(tmp_path, memory) as (job, rounds):
         agents = {node: job.agent(node) for node in ("a", "b", "c")}
-        rounds = Rounds(job.until, files)
         for step in range(4):  # one by one, so that the workers have time to learn which step is whole
             rounds.open(step)
             first = rounds.await_step(step + 1, world=3)
@@ -145,4 +132,4 @@ def test_a_round_waits_for_a_node_without_a_worker_whose_memory_it_lacks(tmp_pat
         assert job.await_result()["exit_code"] == 0
         begun = {step for number in range(first + 1, last + 1) for _, _, step in rounds.started(number).values()}
         assert begun and min(begun) >= 2, "no round has begun anew"
-        assert (files / "digest").read_text() == alone(STEPS)
+        assert (tmp_path / "files" / "digest").read_text() == alone(STEPS)

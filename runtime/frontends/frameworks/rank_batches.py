@@ -178,7 +178,7 @@ def orders(loader: DataLoader[Any], ranks: int, epoch: int, seed: int) -> list[l
 
 
 def _set_epoch(part: Any, epoch: int) -> None:
-    """Of a dataset or sampler that knows epochs."""
+    """Call set_epoch() of a dataset or sampler that has it."""
     set_epoch: Callable[[int], None] | None = getattr(part, "set_epoch", None)
     if set_epoch is not None:
         set_epoch(epoch)

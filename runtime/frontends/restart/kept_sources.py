@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 from elastic.agent.worker.environment import WorkerEnvironment
@@ -15,11 +14,13 @@ from runtime.recovery.kept.digest import leaf_digests
 from runtime.recovery.kept.loading import opened
 from runtime.recovery.kept.place import KeptPlace
 from runtime.recovery.kept.remote import OtherMachines
+from runtime.recovery.state.available_memory import free_bytes
 from runtime.recovery.transfer.connection import CopyFailed
 from runtime.worker.worker_session import WorkerSession
 
 ROOM_BYTES = 1 << 20
-"""With less, a machine takes no part in keeping: it could not even be written where the others are."""
+"""With less free memory a machine keeps and loads nothing: what its scripts are told of other machines is a file
+there."""
 
 
 class KeptSources:
@@ -32,15 +33,14 @@ class KeptSources:
         self._memory = memory
 
     def has_room(self, members: tuple[str, ...]) -> bool:
-        """Whether the scripts of a round can be told of other machines: what they are told is written into memory. On
-        one machine they can load what was kept even if nothing more has room."""
+        """Whether this machine has the memory to take part in a round. members: of the round; on one machine scripts
+        can load what was kept also where nothing more has room."""
         if not self._memory or not mirrors_of(self._session.worker_id, members):
             return bool(self._memory)
         try:
-            status = os.statvfs(self._memory)
+            return free_bytes(self._memory) >= ROOM_BYTES
         except OSError:  # it is gone
             return False
-        return status.f_bavail * status.f_frsize >= ROOM_BYTES
 
     def environment(
         self, rank: int, members: tuple[str, ...], start: StartScript, number: RoundNumber

@@ -34,7 +34,8 @@ IDLE_SHOWN_S = 10.0
 """After so many seconds without a processor `elastic status` says that a script is idle."""
 
 ABORTS_S = 0.1
-"""A process that aborts because of another one does so later than this; what is seen of a process is less late."""
+"""A library aborts its process more seconds than this behind the end of another one. The end of a process that aborts
+by itself is noticed sooner than that, so it counts as the first failure."""
 
 _CALL = re.compile(r'^\s*File "(.+)", line (\d+)', re.MULTILINE)
 
@@ -125,7 +126,7 @@ class ScriptReport:
     kept: int = -1
     """The newest step that its script has kept in this round; -1: none."""
     memory: bool = True
-    """Whether the worker has a directory in memory."""
+    """Whether the worker has a directory in memory, in a round of several machines with room in it."""
     known: KnownStep | None = None
     """The newest step of which the worker, or its machine, knows that a round has kept it."""
     lacking_s: float = 0.0
@@ -216,8 +217,8 @@ class StartScript:
     """Start the script: all workers are ready for the round, and its store listens.
 
     source: what the script loads if it calls elastic.keep. held: the segments that each worker has found. thin: parts
-    of the source that one machine alone still has. without: workers that have no directory in memory, so that no
-    script keeps or loads anything.
+    of the source that one machine alone still has. without: workers with memory=False in their report, so that
+    no script keeps or loads anything.
     """
 
     store: tuple[str, int]

@@ -24,7 +24,7 @@ from elastic.checkpoints.storage import MemoryStorage
 from runtime.recovery.checkpoint.content import Content, now
 from runtime.recovery.checkpoint.saver import Answer, Saver, SaverTask
 from runtime.recovery.checkpoint.stager import Stager
-from runtime.recovery.state.available_memory import available_bytes
+from runtime.recovery.state.available_memory import available_bytes, free_bytes
 from runtime.session import LoopPlace, Session
 
 if TYPE_CHECKING:
@@ -201,12 +201,6 @@ def shortage(state_bytes: int, free_bytes: int, available_bytes: int) -> str:
             f"{_megabytes(available_bytes)} of memory that are left on this machine"
         )
     return ""
-
-
-def free_bytes(path: str) -> int:
-    """Bytes that are free on the file system of that directory. Raises OSError."""
-    status = os.statvfs(path)
-    return status.f_bavail * status.f_frsize
 
 
 def _megabytes(size: int) -> str:

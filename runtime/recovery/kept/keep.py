@@ -34,7 +34,7 @@ from runtime.recovery.kept.reading import StateReader
 from runtime.recovery.kept.remote import OtherMachines, SegmentMirror
 from runtime.recovery.kept.segment import BUFFERS, SegmentWriter
 from runtime.recovery.kept.step_log import StepLog
-from runtime.recovery.state.available_memory import available_bytes
+from runtime.recovery.state.available_memory import available_bytes, free_bytes
 from runtime.recovery.state.small_values import Number, as_number
 from runtime.recovery.transfer.connection import CopyFailed
 
@@ -426,8 +426,7 @@ def shortage(body: int, directory: Path) -> str:
     """
     wanted = BUFFERS * ROUNDS * body
     held = sum(path.stat().st_size for path in directory.parent.glob("*/*.*.*") if path.exists())
-    status = os.statvfs(directory)
-    for free, where in ((status.f_bavail * status.f_frsize, "in /dev/shm"), (available_bytes(), "on this machine")):
+    for free, where in ((free_bytes(directory), "in /dev/shm"), (available_bytes(), "on this machine")):
         if wanted > SHARE * (held + free):
             return (
                 f"{wanted / 1e6:.0f} MB for {BUFFERS} copies in each of {ROUNDS} rounds would take more than half of "

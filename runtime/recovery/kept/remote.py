@@ -34,7 +34,7 @@ BUSY_S = 30.0
 """Seconds for which a worker that has too many callers is called again."""
 BUSY_POLL_S = 0.1
 PIECE_BYTES = 64 << 20
-"""Of a segment that is copied: so many bytes are in memory a second time."""
+"""A worker copies a segment in pieces of so many bytes, so that not all of it is in memory a second time."""
 COPIED = "3"
 """The end of the name of a file that a worker has copied; those of scripts are numbered from 0 to 2."""
 

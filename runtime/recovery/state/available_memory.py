@@ -1,7 +1,8 @@
-"""How much memory a process can still get."""
+"""How much memory a process can still get, and a file in a directory in memory."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,12 @@ _V2 = _Files("memory.max", "memory.current", "inactive_file")
 def available_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
     """Bytes that this process can still get: from the machine, and from every memory cgroup that it is in."""
     return min([_of_machine(proc), *_of_cgroups(proc, cgroups)])
+
+
+def free_bytes(directory: str | Path) -> int:
+    """Bytes that are free on the file system of that directory. Raises OSError."""
+    status = os.statvfs(directory)
+    return status.f_bavail * status.f_frsize
 
 
 def _of_machine(proc: Path) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import UserDict, defaultdict, namedtuple
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from collections.abc import Iterator
 from typing import Any
 
@@ -162,6 +162,13 @@ def test_tensors_at_any_depth_move_to_the_device_and_the_rest_stays() -> None:
     assert type(moved["b"]) is Pair
 
 
+class Output(OrderedDict[str, Any]):
+    """As ModelOutput of transformers."""
+
+    def update(self, *_: Any, **__: Any) -> None:
+        raise TypeError("there is no update()")
+
+
 class Encoding(UserDict[str, Any]):
     """As BatchEncoding of transformers."""
 
@@ -175,6 +182,8 @@ def test_a_batch_that_is_a_mapping_keeps_its_kind() -> None:
     moved = to_device(batch, torch.device("meta"))
     assert type(moved) is Encoding and moved.ids.device.type == "meta" and moved["text"] == "as it is"
     assert batch.ids.device.type == "cpu"
+    output = to_device(Output(x=torch.zeros(1)), torch.device("meta"))
+    assert type(output) is Output and output["x"].device.type == "meta"
     assert to_device(defaultdict(list, x=torch.zeros(1)), torch.device("meta"))["missing"] == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import subprocess
@@ -91,3 +92,5 @@ def test_one_script_ends_without_the_other_one(worker: Worker) -> None:
     os.kill(worker.second, signal.SIGKILL)
     said = worker.process.stdout.readline()
     assert said.count("status=-9") == 2
+    first, second = map(float, re.findall(r"at_s=([\d.]+)", said))
+    assert first < second < time.time()
