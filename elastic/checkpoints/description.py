@@ -12,6 +12,7 @@ Checkpoints, snapshots, and members for a newcomer use it. It is checked here be
 A value is JSON; {"__tensor__": i} replaces tensor i, and other markers replace values that JSON lacks
 (runtime/recovery/state/encoding.py). The bytes of a tensor come in row-major order; "strides", in elements, are its
 layout in memory, without gaps: a fused optimizer pairs elements in memory order, and a kernel may sum in that order.
+Two places of a value with one number are one tensor, such as a counter of steps that an optimizer's parameters share.
 Only modules have more than "state"; "nonpersistent" has their buffers that are not in their state_dict().
 """
 
@@ -79,8 +80,8 @@ def described_tensors(header: Any) -> list[Described]:
     for key, value in _object(header["state"], "state").items():
         _text(key, "the name of a value")
         _walk(value, f"{STATE}.{key}", referred, DEPTH_MAX)
-    if sorted(referred) != list(range(len(tensors))):
-        raise ValueError("its tensors are not each in one place")
+    if set(referred) != set(range(len(tensors))):
+        raise ValueError("its tensors are not each in a place")
     for tensor in tensors:
         if not any(f"{tensor.name}.".startswith(f"{owner}.") for owner in (*objects, STATE)):
             raise ValueError(f"{tensor.name[:100]!r} belongs to nothing that it names")
@@ -99,8 +100,8 @@ def check_values(values: Any) -> None:
             body = _object(value[PACKED], path, {"value", "tensors"})
             value, tensors = body["value"], _list(body["tensors"], path)
         _walk(value, path, referred, DEPTH_MAX)
-        if sorted(referred) != list(range(len(tensors))):
-            raise ValueError(f"the tensors of {path[:100]} are not each in one place")
+        if set(referred) != set(range(len(tensors))):
+            raise ValueError(f"the tensors of {path[:100]} are not each in a place")
         for entry in tensors:
             _object(entry, path, _PACKED_KEYS | {"bytes"})
             blob = base64.b64decode(_text(entry["bytes"], "the bytes of a tensor"), validate=True)

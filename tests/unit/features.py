@@ -68,9 +68,11 @@ def train(
     data: Loader | None = None,
     loss_of: Loss | None = None,
     after: Callable[[int, dict[str, float]], object] = lambda step, metrics: None,
+    zeros: bool = False,
     **registered: Any,
 ) -> None:
-    """The plain loop. after: called behind optimizer.step() with the step's number and metrics."""
+    """The plain loop. after: called behind optimizer.step() with the step's number and metrics. zeros: gradients are
+    set to zero behind a step, not dropped."""
     optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=0.05)
     job.register(model=model, optimizer=optimizer, **registered)
     compute = loss_of or (lambda x, y: cross_entropy(model(x), y))
@@ -79,7 +81,8 @@ def train(
             loss = compute(x, y)
             loss.backward()
             step.log(loss=loss)
-        update(optimizer)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=not zeros)
         after(step.index, step.metrics)
 
 
@@ -343,7 +346,7 @@ def unfrozen_in_mid_run(job: Job) -> None:
         if step == 3:
             model.get_submodule("2").requires_grad_(False)
 
-    train(job, model, after=after)
+    train(job, model, after=after, zeros=True)
 
 
 @feature

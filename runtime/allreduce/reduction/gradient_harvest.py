@@ -16,6 +16,7 @@ from typing import Literal, cast, get_args
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from elastic.config import Compression
 from elastic.errors import NotCarried
@@ -164,7 +165,7 @@ class Harvest:
                     leaf.has_grad |= has_grad
             if self._converts is not None:
                 self._converts.encode(leaf)
-        leaf.note = self._changed_integers() if weight else None
+        leaf.note = self._changed_integers(shard) if weight else None
         self._clear_gradients()
         return leaf
 
@@ -192,7 +193,7 @@ class Harvest:
         with torch.no_grad():
             if self._converts is not None:
                 result = self._converts.decode(result, self._flats)
-            nonfinite = self._nonfinite(result)
+            nonfinite = self._nonfinite(result, gradients)
             if nonfinite and not accept(nonfinite):
                 self.leave_out()
                 return
@@ -288,17 +289,21 @@ class Harvest:
         if weight != 1:
             rest[: group.weighted - group.gradients].mul_(weight)
 
-    def _nonfinite(self, result: Partial) -> list[str]:
+    def _nonfinite(self, result: Partial, gradients: Literal["mean", "sum"]) -> list[str]:
         """Names of the parameters whose reduced gradient has an infinity or NaN; nearly always none.
 
-        Then the sum of all elements is not finite. The sum may also overflow, so each parameter is checked then.
+        Then the sum of all elements is not finite. The sum may also overflow, so each parameter is checked then. A
+        "sum" of float16 gradients may be finite here and infinite in float16, so its parameters are always checked.
         """
         found: list[str] = []
         for name, group in self._groups.items():
             flat = self._here(result, name)
-            if not math.isfinite(flat[: group.gradients].sum().item()):
-                parts = zip(group.numbers, group.gradient_parts(flat), strict=True)
-                found += [self.parameters[i][0] for i, part in parts if not bool(part.isfinite().all())]
+            narrow = gradients == "sum" and any(parameter.dtype is not group.dtype for parameter in group.parameters)
+            if narrow or not math.isfinite(flat[: group.gradients].sum().item()):
+                for i, parameter, part in zip(group.numbers, group.parameters, group.gradient_parts(flat), strict=True):
+                    seen = part.to(parameter.dtype) if gradients == "sum" else part
+                    if not bool(seen.isfinite().all()):
+                        found.append(self.parameters[i][0])
         return found
 
     def _install_gradients(self, name: str, result: Partial, gradients: Literal["mean", "sum"]) -> None:
@@ -349,13 +354,16 @@ class Harvest:
         """A group of a result on this device; a result from another member has come through the CPU."""
         return result.flats[name].to(self._device)
 
-    def _changed_integers(self) -> Json:
-        if not self._integers:
+    def _changed_integers(self, shard: int) -> Json:
+        """Of a shard other than the first, the counters of BatchNorm alone: they count the step if the first shard is
+        skipped."""
+        counting = [buffer for buffer in self._integers if shard == 0 or isinstance(buffer.owner, _NormBase)]
+        if not counting:
             return None
-        found = host_copies([tensor for buffer in self._integers for tensor in (buffer.live, buffer.start)])
+        found = host_copies([tensor for buffer in counting for tensor in (buffer.live, buffer.start)])
         differ: dict[str, Json] = {
             buffer.name: live.tolist()
-            for buffer, live, base in zip(self._integers, found[::2], found[1::2], strict=True)
+            for buffer, live, base in zip(counting, found[::2], found[1::2], strict=True)
             if not torch.equal(live, base)
         }
         return {"integers": differ} if differ else None

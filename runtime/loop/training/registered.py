@@ -181,6 +181,8 @@ class Registered:
         self.carrier.check_kinds()
         harvest = self.harvest()
         self._guard.begin_pass(where, harvest.parameters, allow)
+        if "StrayGradient" not in allow:
+            self.carrier.drop_fixed_gradients()
         self._attributes.begin_pass()
         self.values.lock()
         return harvest

@@ -120,8 +120,8 @@ def _checked_tensor(value: torch.Tensor, path: str) -> torch.Tensor:
     dense = value.layout == torch.strided and not value.is_quantized and not value.is_meta
     if not dense or dtype_name(value) not in _DTYPES or type(value).__name__ == "DTensor":
         raise NotCarried(f"{path} is a tensor of {value.dtype}, {value.layout} on {value.device}: {_FIX}")
-    if value.is_conj():  # its bytes are not its values
-        raise NotCarried(f"{path} is a conjugate view; write x.resolve_conj() in the place of x")
+    if value.is_conj() or value.is_neg():  # its bytes are not its values
+        raise NotCarried(f"{path} is a conjugate view; write x.resolve_conj().resolve_neg() in the place of x")
     return value
 
 
@@ -136,20 +136,25 @@ def _checked_key(key: object, path: str) -> str | int:
     raise NotCarried(f"{path} has a key of type {type(key).__name__}: only strings and integers are carried as keys")
 
 
-def encode(value: object, path: str, tensors: list[NamedTensor]) -> Json:
+def encode(value: object, path: str, tensors: list[NamedTensor], *, sharing: bool = True) -> Json:
     """The JSON of a nested value; its tensors are appended to `tensors` as (path, tensor), numbered by place there.
 
+    sharing: a tensor that the value has at several places is appended once, under the first of them, and is one tensor
+    in what `decode` returns. False for a module, which is loaded in place.
     Raises NotCarried naming the path of a value that cannot be carried.
     """
-    return _encode(value, path, tensors, DEPTH_MAX)
+    return _encode(value, path, tensors, {} if sharing else None, DEPTH_MAX)
 
 
-def _encode(value: Any, path: str, tensors: list[NamedTensor], depth: int) -> Json:
+def _encode(value: Any, path: str, tensors: list[NamedTensor], numbers: dict[int, int] | None, depth: int) -> Json:
+    """numbers: id of a tensor of this value -> its number; None: each place has a tensor of its own."""
     if depth == 0:
         raise NotCarried(f"{path} is nested deeper than {DEPTH_MAX} levels, or contains itself")
     if isinstance(value, torch.Tensor):
-        tensors.append((path, _checked_tensor(value, path)))
-        return {"__tensor__": len(tensors) - 1}
+        number = len(tensors) if numbers is None else numbers.setdefault(id(value), len(tensors))
+        if number == len(tensors):
+            tensors.append((path, _checked_tensor(value, path)))
+        return {"__tensor__": number}
     if _plain(value):
         if isinstance(value, float):
             return float(value) if math.isfinite(value) else {"__float__": _named(float(value))}
@@ -157,12 +162,13 @@ def _encode(value: Any, path: str, tensors: list[NamedTensor], depth: int) -> Js
     if type(value) is bytes:
         return {"__bytes__": base64.b64encode(value).decode()}
     if type(value) in (list, tuple):
-        items: list[Json] = [_encode(item, f"{path}.{i}", tensors, depth - 1) for i, item in enumerate(value)]
+        items: list[Json] = [_encode(item, f"{path}.{i}", tensors, numbers, depth - 1) for i, item in enumerate(value)]
         return items if type(value) is list else {"__tuple__": items}
     if type(value) not in _DICTS:
         raise _reject(path, value)
     pairs: list[tuple[str | int, Json]] = [
-        (_checked_key(key, path), _encode(item, f"{path}.{key}", tensors, depth - 1)) for key, item in value.items()
+        (_checked_key(key, path), _encode(item, f"{path}.{key}", tensors, numbers, depth - 1))
+        for key, item in value.items()
     ]
     listed: list[Json] = [[key, item] for key, item in pairs]
     if type(value) is Counter:
@@ -182,7 +188,8 @@ def _named(value: float) -> str:
 
 
 def decode(value: Json, tensor: Callable[[int], torch.Tensor]) -> Any:
-    """The value that `encode` was given; `tensor(i)` returns tensor i. Raises ValueError if encode never writes it."""
+    """The value that `encode` was given; `tensor(i)` returns tensor i, each time the same one. Raises ValueError if
+    encode never writes it."""
     if isinstance(value, list):
         return [decode(item, tensor) for item in value]
     if not isinstance(value, dict):

@@ -44,10 +44,10 @@ def encoded(
     evaluating: list[Json] = [plain_name(path) for path, part in thing.named_modules() if not is_training(part)]
     fixed: list[Json] = [plain_name(path) for path, value in thing.named_parameters() if not value.requires_grad]
     return {
-        "state": encoding.encode(tensors, name, numbered),
+        "state": encoding.encode(tensors, name, numbered, sharing=False),
         "evaluating": evaluating,
         "fixed": fixed,
-        "nonpersistent": encoding.encode(left_out, name, numbered),
+        "nonpersistent": encoding.encode(left_out, name, numbered, sharing=False),
     }
 
 

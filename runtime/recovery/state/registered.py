@@ -156,6 +156,13 @@ class RegisteredObjects:
         """
         return [(name, parameter) for name, parameter in self._parameters if parameter.requires_grad]
 
+    def drop_fixed_gradients(self) -> None:
+        """A parameter that is not trained has no gradient, as in a newcomer: copies of the state have none, and an
+        optimizer would go on with its momentum for one of zeros."""
+        for _, parameter in self._parameters:
+            if not parameter.requires_grad:
+                parameter.grad = None
+
     def fixed(self) -> list[str]:
         """Names of the parameters that are not trained now."""
         return [name for name, parameter in self._parameters if not parameter.requires_grad]

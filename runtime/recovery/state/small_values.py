@@ -5,6 +5,7 @@ numbers that users log, of any type.
 from __future__ import annotations
 
 import base64
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, cast, get_args
@@ -73,6 +74,7 @@ def unpack(packed: Json, place: Callable[[str], torch.device]) -> Any:
     """
     document = cast(dict[str, Any], packed)
 
+    @functools.cache
     def tensor(number: int) -> torch.Tensor:
         entry = document["tensors"][number]
         content = bytearray(base64.b64decode(entry["bytes"]))

@@ -6,6 +6,7 @@ A newcomer that loads a copy computes the same bits as its donor from there on. 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -151,6 +152,7 @@ class Carrier(RegisteredObjects):
         objects = cast(dict[str, dict[str, Json]], header["objects"])
         entries = cast(list[dict[str, Any]], header["tensors"])
 
+        @functools.cache  # what several parameters share, such as a counter of steps, stays shared
         def tensor(i: int) -> torch.Tensor:
             return encoding.laid_out(tensors[i], entries[i]["strides"], devices[i])
 

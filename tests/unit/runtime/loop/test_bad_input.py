@@ -211,6 +211,17 @@ def test_large_but_finite_gradients_are_none() -> None:
     job.close()
 
 
+def test_a_sum_that_float16_cannot_hold_is_not_finite() -> None:
+    session = Recorded()
+    model = nn.Linear(1, 1, bias=False).half()
+    job = make_job(session)
+    job.register(model=model)
+    with pytest.raises(NonFinite, match=r"the gradient of model\.weight"):
+        for step in job.steps(shards=4, total=1, gradients="sum", nonfinite="stop"):
+            for _ in step:
+                (model.weight.sum() * 30_000).backward()
+
+
 def test_another_policy_is_refused() -> None:
     with pytest.raises(ConfigError, match='nonfinite=\'ignore\' must be "pass", "skip" or "stop"'):
         script(Recorded(), nonfinite="ignore")

@@ -433,6 +433,35 @@ def test_declared_buffers_are_merged_by_their_rule() -> None:
     assert model.at.tolist() == [1]
 
 
+def test_an_integer_that_the_first_shard_leaves_alone_stays_as_it_was() -> None:
+    model = Queue()
+    model.register_buffer("filled", torch.zeros(1, dtype=torch.int64))
+    harvest = harvest_of(carried({"model.at": "first", "model.filled": "first"}, model=model))
+    for changed_by_the_first in (model.at, None):
+        start = [model.at.item(), model.get_buffer("filled").item()]
+        harvest.begin_pass(0, 0, 0)
+        leaves: list[Partial] = []
+        for shard, changed in enumerate((changed_by_the_first, model.get_buffer("filled"))):
+            harvest.before(shard)
+            if changed is not None:
+                changed.add_(1)
+            leaves.append(harvest.leaf(shard, 1.0, {}))
+        harvest.install(fold(leaves[0], leaves[1]), "mean")
+        now = [model.at.item(), model.get_buffer("filled").item()]
+        assert now == [start[0] + (changed_by_the_first is not None), start[1]]
+
+
+def test_batch_norm_counts_a_step_whose_first_shard_is_skipped() -> None:
+    model, harvest = in_a_pass()
+    leaves = []
+    for shard in range(2):
+        harvest.before(shard)
+        model(torch.randn(6, 3)).sum().backward()
+        leaves.append(harvest.leaf(shard, float(shard), {}))
+    harvest.install(fold(leaves[0], leaves[1]), "mean")
+    assert model.norm.num_batches_tracked == 1
+
+
 def test_the_note_of_a_leaf_is_plain_json() -> None:
     model, harvest = in_a_pass()
     leaf = run(model, harvest, 0)

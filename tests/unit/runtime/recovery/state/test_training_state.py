@@ -1064,6 +1064,7 @@ def test_values_are_attributes_with_defaults() -> None:
         ("w", nn.Parameter(torch.ones(1)), NotCarried, r"job\.state\.w is a Parameter.*x\.detach\(\)"),
         ("w", {"a": torch.ones(1, requires_grad=True)}, NotCarried, r"job\.state\.w\.a is a tensor that requires a"),
         ("z", [torch.ones(1, dtype=torch.complex64).conj()], NotCarried, r"job\.state\.z\.0 is a conjugate view"),
+        ("z", torch.ones(1, dtype=torch.complex64).conj().imag, NotCarried, r"job\.state\.z is a conj.*resolve_neg"),
         ("files", {"\udcff.bin": torch.ones(1)}, NotCarried, r"job\.state\.files has the key '\\udcff"),
         ("keys", 1, ConfigError, r"job\.state\.keys cannot be used"),
         ("_private", 1, ConfigError, "cannot be used"),
@@ -1076,6 +1077,34 @@ def test_values_of_other_types_and_reserved_names_are_refused(
     with pytest.raises(error, match=words):
         setattr(values, key, value)
     assert values.keys() == []
+
+
+def test_a_tensor_at_several_places_is_one_tensor_in_a_newcomer() -> None:
+    """Such as the counter of steps that an optimizer's parameters share."""
+    optimizers, carriers = [], []
+    for _ in range(2):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        steps = torch.zeros(())
+        for parameter in model.parameters():
+            optimizer.state[parameter]["step"] = steps
+        carriers.append(carried(model=model, optimizer=optimizer))
+        optimizers.append(optimizer)
+    donor, newcomer = carriers
+    ends = torch.ones(2)
+    donor.values.setdefault(ends=[ends, ends])
+    newcomer.load(*donor.capture())
+    for optimizer in optimizers:
+        next(iter(optimizer.state.values()))["step"].add_(1)
+    newcomer.values.ends[0].add_(1)
+    assert [state["step"].item() for state in optimizers[1].state.values()] == [1.0] * 6
+    assert newcomer.values.ends[1].tolist() == [2.0, 2.0]
+    donor.values.ends[0].add_(1)
+    assert newcomer.digest() == donor.digest()
+    packed = json.loads(json.dumps(donor.values.to_json(packed=True)))
+    newcomer.values.update_from_json(packed, torch.device)
+    newcomer.values.ends[0].add_(1)
+    assert newcomer.values.ends[1].tolist() == [3.0, 3.0]
 
 
 def test_values_are_read_only_in_a_pass() -> None:
