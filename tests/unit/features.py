@@ -341,10 +341,9 @@ def unfrozen_in_mid_run(job: Job) -> None:
     model.get_submodule("0").requires_grad_(False)
 
     def after(step: int, metrics: dict[str, float]) -> None:
-        if step == 0:
-            model.get_submodule("0").requires_grad_(True)
-        if step == 3:
-            model.get_submodule("2").requires_grad_(False)
+        if step in (0, 3):
+            model.get_submodule("0").requires_grad_(step == 0)
+            model.get_submodule("2").requires_grad_(step == 3)
 
     train(job, model, after=after, zeros=True)
 
