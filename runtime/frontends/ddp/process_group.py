@@ -83,6 +83,8 @@ class RankGroup(dist.ProcessGroup):
     def __init__(self, script: RankScript) -> None:
         super().__init__(script.home, script.ranks)  # type: ignore[call-arg, unused-ignore]  # torch 2.13's stubs lack it
         self._script = script
+        self.asked_for = NAME
+        """The backend that the script has asked for, which dist.get_backend() gives."""
 
     def getBackendName(self) -> str:
         return NAME
@@ -232,6 +234,8 @@ def install(seams: Seams) -> None:
         seams.wrap(module, "all_gather_object", _all_gather_object)
         seams.wrap(module, "gather_object", _gather_object)
         seams.wrap(module, "broadcast_object_list", _broadcast_object_list)
+    # torch itself asks distributed_c10d for the backend that is there.
+    seams.wrap(dist, "get_backend", _get_backend)
 
 
 def _init(
@@ -242,6 +246,8 @@ def _init(
     timeout: Any = None,
     world_size: int = -1,
     rank: int = -1,
+    *,
+    device_id: Any = None,
     **_: Any,
 ) -> None:
     if world_size not in (-1, script.ranks):
@@ -250,6 +256,9 @@ def _init(
             f"with --ranks {world_size}"
         )
     original(NAME, store=HashStore(), rank=script.home, world_size=script.ranks)
+    if backend is None and device_id is not None:
+        backend = dist.Backend.default_device_backend_map.get(torch.device(device_id).type)
+    _group(None).asked_for = dist.Backend(backend or dist.Backend.UNDEFINED)
 
 
 def _new_group(
@@ -263,7 +272,15 @@ def _new_group(
 ) -> Any:
     if ranks is not None and sorted(ranks) != list(range(script.ranks)):
         raise mistakes.not_in_place(f"a group of the ranks {sorted(ranks)}", "Use the whole world.")
-    return original(None, timeout, NAME, *args, **kwargs)
+    group = original(None, timeout, NAME, *args, **kwargs)
+    group.asked_for = dist.Backend(backend) if backend else _group(None).asked_for
+    return group
+
+
+def _get_backend(script: RankScript, original: Any, group: Any = None) -> Any:
+    """A script chooses the device of what it sends by this name: with gloo the CPU, else often CUDA."""
+    original(group)  # raises what it has to raise
+    return _group(group).asked_for
 
 
 def _destroy(script: RankScript, original: Any, group: Any = None) -> None:
