@@ -232,6 +232,7 @@ def install(seams: Seams) -> None:
         seams.wrap(module, "destroy_process_group", _destroy)
         seams.wrap(module, "monitored_barrier", _monitored_barrier)
         seams.wrap(module, "all_gather_object", _all_gather_object)
+        seams.wrap(module, "gather", _gather)
         seams.wrap(module, "gather_object", _gather_object)
         seams.wrap(module, "broadcast_object_list", _broadcast_object_list)
     # torch itself asks distributed_c10d for the backend that is there.
@@ -291,6 +292,22 @@ def _destroy(script: RankScript, original: Any, group: Any = None) -> None:
 
 def _all_gather_object(script: RankScript, original: Any, object_list: list[Any], obj: Any, group: Any = None) -> None:
     object_list[:] = _group(group).objects("dist.all_gather_object", obj)
+
+
+def _gather(
+    script: RankScript,
+    original: Any,
+    tensor: torch.Tensor,
+    gather_list: Any = None,
+    dst: Any = None,
+    group: Any = None,
+    async_op: bool = False,
+    group_dst: Any = None,
+) -> Any:
+    """torch's own wants a list of one rank alone, and compares with the rank of this moment: a script that has its rank
+    from its environment brings a list in a silent turn, and none where another worker answers for rank 0."""
+    work = _group(group).gather([gather_list] if gather_list else [], [tensor])
+    return work if async_op else None
 
 
 def _gather_object(

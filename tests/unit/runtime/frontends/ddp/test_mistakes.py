@@ -241,6 +241,38 @@ def broadcast_by_rank_0() -> None:
     assert set(SEEN["told"]) == set(map(float, range(BATCHES)))
 
 
+def gathered_by_the_rank_of_its_beginning() -> None:
+    """As a script has it that takes its rank from its environment."""
+    setup = Setup()
+    rank = int(dist.get_rank())
+
+    def gather(value: torch.Tensor) -> list[float]:
+        rows = [torch.zeros(()) for _ in range(dist.get_world_size())] if rank == 0 else None
+        work = dist.gather(value, rows, dst=0, async_op=True)
+        work.wait()
+        again: Any = [torch.zeros(()) for _ in rows or ()]
+        dist.gather(value, again)
+        assert again == (rows or [])
+        return [row.item() for row in again]
+
+    for epoch in range(2):
+        for x, y in setup.loader:
+            loss = setup.step(x, y)
+            if epoch == 0 and (rows := gather(loss)):
+                tell("losses", len(set(rows)))
+        if rows := gather(torch.full((), epoch + 1.0)):
+            tell("epochs", rows)
+
+
+def test_a_gather_wants_its_list_of_no_rank_in_particular() -> None:
+    """A worker's rank of its beginning stays when it answers for rank 0, and in a silent turn it is rank 0 still."""
+    digest, _ = threads.alone(gathered_by_the_rank_of_its_beginning)
+    assert SEEN["losses"] == [4] * BATCHES and SEEN["epochs"] == [[1.0] * 4, [2.0] * 4]
+    for kills in ({}, {"w0": (BATCHES + 3, 0)}):
+        outcome = threads.together(2, gathered_by_the_rank_of_its_beginning, kills)
+        assert outcome.errors == {} and set(outcome.digests.values()) == {digest}
+
+
 def objects_of_all_sizes() -> None:
     setup = Setup()
     for i, (x, y) in enumerate(setup.loader):
