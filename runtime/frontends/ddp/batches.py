@@ -58,6 +58,7 @@ def iterate(script: RankScript, original: Any, loader: DataLoader[Any]) -> Itera
     sampler = sampler_of(loader)
     if sampler is None:
         found: Iterator[Any] = original(loader)
+        script.objects.iterates(found)
         return found
 
     training = all(model.training for model in script.objects.wrapped) or _calls_backward(script)
@@ -70,6 +71,12 @@ def iterate(script: RankScript, original: Any, loader: DataLoader[Any]) -> Itera
     if not training:
         return evaluate(script, source(Position()))
     return TrainingBatches(script, source, lambda: evaluate(script, source(Position())))
+
+
+def ask(script: RankScript, original: Any, batches: Iterator[Any]) -> Any:
+    """__next__ of what torch's own DataLoader.__iter__ gives."""
+    script.objects.asked(batches)
+    return original(batches)
 
 
 def _calls_backward(script: RankScript) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.multiprocessing
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from elastic.agent.worker.environment import AGENT_SOCKET, RANKS, RESTART
 from elastic.agent.worker.examination import Examination
@@ -60,6 +61,7 @@ def install(seams: Seams) -> None:
     wrapper.install(seams)
     held_back.install(seams)
     seams.wrap(DataLoader, "__iter__", batches.iterate)
+    seams.wrap(_BaseDataLoaderIter, "__next__", batches.ask)
     seams.wrap(torch.multiprocessing, "spawn", _spawn)
     seams.replace(builtins, "enumerate", batches.Counted)
 

@@ -164,6 +164,16 @@ def goes_on(name: str, kind: str) -> errors.NotInPlace:
     )
 
 
+def loader_goes_on(where: str, kind: str) -> errors.NotInPlace:
+    """where: file and line at which it was asked."""
+    return errors.NotInPlace(
+        f"An iterator over a DataLoader without a DistributedSampler, a {kind}, asked at {where}, goes on in each turn "
+        "of the training loop, and a worker that computes two ranks has two turns a step. Begin anew in each turn, "
+        "`next(iter(loader))` with shuffle=True, which is seeded for each step and rank, or `for batch in loader:` to "
+        f"the end; or give one DataLoader with a DistributedSampler a dataset that has both. {ELSE}"
+    )
+
+
 def forward_in_backward() -> errors.NotInPlace:
     return not_in_place(
         "A DistributedDataParallel model that sees its batch in backward() only, as checkpoint(model, x, "

@@ -58,6 +58,7 @@ class KeptValues:
     def pass_begins(self) -> None:
         """The first batch of a pass is handed out."""
         self._offered = FrameValues.read(self._frames)
+        self._objects.pass_begins()
 
     def step_offered(self) -> None:
         """The first batch of a step is handed out."""
@@ -90,8 +91,10 @@ class KeptValues:
         return self._sizes.step(self.copies)
 
     def check_iterators(self) -> None:
-        """Raises NotInPlace, as FrameValues.check_iterators."""
+        """Raises NotInPlace, as FrameValues.check_iterators, and for what a generator keeps or a `for` around the loop,
+        as ScriptObjects.check_iterators."""
         self._offered.check_iterators()
+        self._objects.check_iterators()
 
     def undo(self) -> None:
         """Undo what the turn that ends here has done."""

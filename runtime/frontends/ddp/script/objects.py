@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from torch import nn
 from elastic.errors import ConfigError
 from runtime.frontends.ddp import mistakes
 from runtime.recovery.state.change_detection import version_of
+from runtime.script_files import innermost_frame
 
 
 class ScriptObjects:
@@ -28,6 +30,11 @@ class ScriptObjects:
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._gradient_versions: list[tuple[int, int] | None] | None = None
         self._weight_versions: list[int] = []
+        self._iterators: WeakKeyDictionary[Iterator[Any], int] = WeakKeyDictionary()
+        """Iterators over loaders that give each worker the same -> the pass in which the iteration began."""
+        self._passes = 0
+        self._went_on: tuple[str, str] | None = None
+        """Where and of which class one of them was asked in the pass in progress that had begun before it."""
 
     def add(self, kind: str, thing: object) -> None:
         """The script has made something."""
@@ -60,6 +67,27 @@ class ScriptObjects:
         """Numbers of the weights that are frozen and have a gradient."""
         weights = enumerate(self.weights())
         return [number for number, weight in weights if not weight.requires_grad and weight.grad is not None]
+
+    # Iterators over loaders that give each worker the same
+
+    def iterates(self, batches: Iterator[Any]) -> None:
+        """The script begins to iterate."""
+        self._iterators[batches] = self._passes
+
+    def asked(self, batches: object) -> None:
+        """The script asks one of them for a batch. Also at its end it would go on in each turn."""
+        if self._went_on is None and self._iterators.get(batches, self._passes) != self._passes:  # type: ignore[call-overload]
+            self._went_on = innermost_frame(), type(batches).__name__
+
+    def pass_begins(self) -> None:
+        """The first batch of a pass is handed out."""
+        self._passes += 1
+        self._went_on = None
+
+    def check_iterators(self) -> None:
+        """Raises NotInPlace if one of them has gone on in this pass, wherever the script keeps it."""
+        if self._went_on is not None:
+            raise mistakes.loader_goes_on(*self._went_on)
 
     # Whether something has changed
 

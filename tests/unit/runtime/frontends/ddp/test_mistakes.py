@@ -932,6 +932,53 @@ def weighed_by(iterator: Callable[[], Any], weigh: Callable[[Any], float]) -> Ma
     return main
 
 
+def plain(batches: int = 5) -> DataLoader[Any]:
+    """A loader that gives each worker the same."""
+    return DataLoader(TensorDataset(torch.arange(1.0, batches + 1)), shuffle=True)
+
+
+def endless(loader: Iterable[Any]) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def weighed_by_an_endless_generator(batches: int) -> Main:
+    return weighed_by(lambda: endless(plain(batches)), lambda kept: next(kept)[0].item())
+
+
+def trained_in_a_loop_over_another_loader() -> None:
+    setup = Setup()
+    it = iter(setup.loader)
+    for (weight,) in plain():
+        x, y = next(it)
+        setup.update(setup.loss(x, y) * weight.item())
+
+
+def other_loaders_in_a_turn() -> None:
+    """And one that goes on between epochs."""
+    setup = Setup()
+    kept = endless(plain())
+    for _ in range(2):
+        for x, y in setup.loader:
+            found = sum(weight.item() for (weight,) in plain())
+            found += sum(number * weight.item() for number, (weight,) in enumerate(plain(), 1))
+            found += sum((one * other).item() for (one,), (other,) in zip(plain(), plain(), strict=True))
+            found += sum(weight.item() for (weight,) in Wrapping(plain()))
+            found += next(endless(plain()))[0].item() + next(iter(plain()))[0].item()
+            setup.update(setup.loss(x, y) * (1 + found / 1000))
+        next(kept)
+
+
+class Wrapping:
+    """As tqdm does it."""
+
+    def __init__(self, iterable: Iterable[Any]) -> None:
+        self.iterable = iterable
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.iterable
+
+
 def counted_without_end() -> None:
     setup = Setup()
     it = iter(setup.loader)
@@ -1550,6 +1597,15 @@ STOPPED |= {
     f"a {kind} that goes on": (weighed_by(*kept), NotInPlace, f"kept in .*, a {kind.split()[0]}, goes on in each turn")
     for kind, kept in GOES_ON.items()
 }
+STOPPED |= {
+    f"a generator of another loader of {batches} batches": (
+        weighed_by_an_endless_generator(batches),
+        NotInPlace,
+        r"without a DistributedSampler, a _Single.*, asked at .* in endless, goes on in each turn",
+    )
+    for batches in (1, 2, 5)
+}
+STOPPED["a loop over another loader"] = (trained_in_a_loop_over_another_loader, NotInPlace, "goes on in each turn")
 WITHOUT_A_STATEMENT: dict[str, Callable[[Iterable[Any]], object]] = {
     "list()": list,
     "sum()": lambda loader: sum(len(x) for x, _ in loader),
@@ -1603,6 +1659,7 @@ TRAINS: dict[str, tuple[Main, int | None]] = {
     "an evaluation in the loop has the sum of all batches": (evaluated_in_the_loop, None),
     "batch norm of an average may learn from a plain loader": (statistics_of_an_average(False), BATCHES),
     "a scheduler may step at the top of the loop": (scheduler_at_the_top, BATCHES),
+    "another loader may be gone through in a turn": (other_loaders_in_a_turn, 2 * BATCHES),
     "a scheduler may step at the bottom of the loop": (scheduler_at_the_bottom, BATCHES),
 }
 
