@@ -10,6 +10,7 @@ are the gradients of all ranks in place, and only there optimizers and scheduler
     rank_values.py    what a collective gives, from what the workers bring for the logical ranks; pure
     rank_source.py    the batches of an epoch for any rank, and how many are used up
     sampler_source.py those that a DistributedSampler gives each rank
+    own_parts.py      what a script splits by its own rank, which nobody can give other ranks
     drawn_batches.py  those that the script draws itself: elastic.ddp.batches()
     frames/           what the script keeps in its frames: undone after silent turns, given to newcomers
     rank_script.py    the script: where it is, and what comes next

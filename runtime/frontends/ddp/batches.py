@@ -15,6 +15,7 @@ from runtime.frontends.ddp import mistakes
 from runtime.frontends.ddp.evaluation.first_batch import evaluate
 from runtime.frontends.ddp.frames.loop_shape import asked_by_head, loop_around
 from runtime.frontends.ddp.frames.places import is_defined_by_script
+from runtime.frontends.ddp.own_parts import own_part
 from runtime.frontends.ddp.rank_script import RankScript, Turn
 from runtime.frontends.ddp.rank_source import Position, RankSource
 from runtime.frontends.ddp.sampler_source import SamplerSource, sampler_of
@@ -57,6 +58,9 @@ def iterate(script: RankScript, original: Any, loader: DataLoader[Any]) -> Itera
     """DataLoader.__iter__. A loader without a DistributedSampler gives each worker the same, as ever."""
     sampler = sampler_of(loader)
     if sampler is None:
+        part = None if script.turn is Turn.ELSEWHERE else own_part(loader, script.home, script.ranks)
+        if part is not None:
+            raise mistakes.own_part(part)
         found: Iterator[Any] = original(loader)
         script.objects.iterates(found)
         return found

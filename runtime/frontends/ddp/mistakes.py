@@ -97,6 +97,16 @@ def collected(what: str) -> errors.NotInPlace:
     )
 
 
+def own_part(what: str) -> errors.NotInPlace:
+    return not_in_place(
+        f"{what} in a DataLoader without a DistributedSampler, as it gives this worker the samples of one rank alone, "
+        "and those of the other ranks that it computes to nobody,",
+        "Give the DataLoader sampler=DistributedSampler(dataset, shuffle=False), or a sampler or batch sampler with "
+        "the attributes rank and num_replicas that looks at them in each __iter__. Or go through all samples in each "
+        "worker. Indices that do not come from the rank may be a tuple, which is not looked at.",
+    )
+
+
 def two_backwards() -> errors.TwoBackwards:
     return errors.TwoBackwards(
         "a second backward() of a DistributedDataParallel model came in one turn, after the gradients of all ranks had "

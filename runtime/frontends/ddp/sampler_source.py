@@ -36,8 +36,8 @@ VALUES = (bool, int, float, str, list, set, dict, deque, np.ndarray, torch.Tenso
 
 def sampler_of(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
     """The loader's DistributedSampler, also one of a class of the script's own that has its attributes, also inside a
-    batch sampler; None if it has none."""
-    for found in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
+    batch sampler, or such a batch sampler; None if it has none."""
+    for found in (loader.sampler, getattr(loader.batch_sampler, "sampler", None), loader.batch_sampler):
         if isinstance(found, DistributedSampler) or all(hasattr(found, name) for name in ("num_replicas", "rank")):
             return cast(DistributedSampler[Any], found)
     return None

@@ -18,7 +18,15 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 from elastic.errors import (
     BufferChanged,
@@ -187,6 +195,60 @@ def barrier_before_the_model() -> None:
     for x, y in setup.loader:
         dist.barrier()
         setup.step(x, y)
+
+
+def evaluated_over(made: Callable[[Any, int, int], DataLoader[Any]]) -> Main:
+    def main() -> None:
+        setup = trained()
+        setup.test_loader = made(setup.test_loader.dataset, int(dist.get_rank()), dist.get_world_size())
+        tell("totals", evaluate(setup))
+
+    return main
+
+
+class RankedSampler(Sampler[int]):
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(32)[self.rank :: self.world_size])
+
+
+class RankedBatches(Sampler[list[int]]):
+    def __init__(self, rank: int, num_replicas: int) -> None:
+        self.rank, self.num_replicas = rank, num_replicas
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return ([number, number + self.num_replicas] for number in range(self.rank, 32, 2 * self.num_replicas))
+
+    def __len__(self) -> int:
+        return 16 // self.num_replicas
+
+
+class RankedStream(IterableDataset[Any]):
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((torch.ones(4), torch.ones(1)) for _ in range(self.rank, 32, self.world_size))
+
+
+def evaluated_by_a_batch_sampler_of_its_own() -> None:
+    """What it sums up is of all samples."""
+    evaluated_over(lambda data, rank, ranks: DataLoader(data, batch_sampler=RankedBatches(rank, ranks)))()
+    assert SEEN["totals"][0] == [496.0, 32.0]
+
+
+def evaluated_over_what_all_ranks_have() -> None:
+    """Every fourth sample, for all ranks alike, and other parts."""
+    setup = trained()
+    data: Any = setup.test_loader.dataset
+    for indices in (tuple(range(0, 32, 4)), range(8), range(0, 32, 2), [0], list(range(4, 32, 4)), torch.arange(32)):
+        setup.test_loader = DataLoader(Subset(data, indices), batch_size=4)  # type: ignore[arg-type]
+        assert evaluate(setup) == [4.0 * sum(map(int, indices)), 4.0 * len(indices)]
+    batches: Any = [np.array([0, 1]), np.array([4, 5])]
+    setup.test_loader = DataLoader(data, batch_sampler=batches)
+    assert evaluate(setup) == [40.0, 16.0]
 
 
 def all_reduce_behind_the_step() -> None:
@@ -1606,6 +1668,28 @@ STOPPED |= {
     for batches in (1, 2, 5)
 }
 STOPPED["a loop over another loader"] = (trained_in_a_loop_over_another_loader, NotInPlace, "goes on in each turn")
+OWN_PARTS: dict[str, Callable[[Any, int, int], DataLoader[Any]]] = {
+    "a Subset": lambda data, rank, ranks: DataLoader(Subset(data, range(rank, len(data), ranks)), 4),
+    "a Subset of a list": lambda data, rank, ranks: DataLoader(Subset(data, list(range(len(data)))[rank::ranks]), 4),
+    "a Subset of a part": lambda data, rank, ranks: DataLoader(
+        Subset(Subset(data, torch.arange(32)[rank::ranks].tolist()), range(8))
+    ),
+    "a range": lambda data, rank, ranks: DataLoader(data, 4, sampler=range(rank, len(data), ranks)),
+    "a sampler of a part": lambda data, rank, ranks: DataLoader(
+        data, sampler=SubsetRandomSampler(range(rank, len(data), ranks))
+    ),
+    "a sampler with a rank": lambda data, rank, ranks: DataLoader(data, 4, sampler=RankedSampler(rank, ranks)),
+    "a stream with a rank": lambda data, rank, ranks: DataLoader(RankedStream(rank, ranks)),
+}
+"""An evaluation's loader, of a part that the script has cut out by its own rank."""
+STOPPED |= {
+    f"an evaluation of the part of the own rank, by {how}": (
+        evaluated_over(made),
+        NotInPlace,
+        "the samples of one rank alone, .*DistributedSampler",
+    )
+    for how, made in OWN_PARTS.items()
+}
 WITHOUT_A_STATEMENT: dict[str, Callable[[Iterable[Any]], object]] = {
     "list()": list,
     "sum()": lambda loader: sum(len(x) for x, _ in loader),
@@ -1659,6 +1743,8 @@ TRAINS: dict[str, tuple[Main, int | None]] = {
     "an evaluation in the loop has the sum of all batches": (evaluated_in_the_loop, None),
     "batch norm of an average may learn from a plain loader": (statistics_of_an_average(False), BATCHES),
     "a scheduler may step at the top of the loop": (scheduler_at_the_top, BATCHES),
+    "an evaluation may have a batch sampler of its own": (evaluated_by_a_batch_sampler_of_its_own, BATCHES),
+    "an evaluation may be of a part that all ranks have": (evaluated_over_what_all_ranks_have, BATCHES),
     "another loader may be gone through in a turn": (other_loaders_in_a_turn, 2 * BATCHES),
     "a scheduler may step at the bottom of the loop": (scheduler_at_the_bottom, BATCHES),
 }

@@ -301,6 +301,18 @@ def test_a_sampler_of_the_scripts_own_is_asked_for_each_rank() -> None:
     assert of_all(DataLoader(DATA, sampler=Own(), batch_size=6)) == list(range(46))
 
 
+class OwnBatches(Own):
+    """A batch sampler of the script's own, without a sampler inside."""
+
+    def __iter__(self) -> Iterator[Any]:
+        own = list(super().__iter__())
+        return (own[first : first + 5] for first in range(0, len(own), 5))
+
+
+def test_a_batch_sampler_of_the_scripts_own_is_asked_for_each_rank() -> None:
+    assert of_all(DataLoader(DATA, batch_sampler=OwnBatches(2))) == list(range(46))
+
+
 def test_a_loader_without_such_a_sampler_has_none() -> None:
     assert sampler_of(DataLoader(DATA)) is None
     assert sampler_of(DataLoader(DATA, shuffle=True, batch_size=None)) is None
