@@ -22,6 +22,7 @@ from elastic.protocol.failures import (
     parse_place,
 )
 from elastic.protocol.messages import Failed
+from tests.unit.thoroughness import EXAMPLES
 
 WHERE = "shard 3 in pass 0 of step 5"
 
@@ -148,9 +149,9 @@ def storm(random: Random, nodes: int, rate: float) -> Iterator[WorkerFailure]:
 
 
 def test_storms_of_unrelated_failures_lead_to_no_verdict() -> None:
-    """2000 storms of 400 failures each, in which a tenth of the failures come before another operation is complete:
-    harsher than the chaos tests. Kills from outside are no failures, so they are not even looked at."""
-    for seed in range(2000):
+    """300 storms, or 2000, of 400 failures each, a tenth of which come before another operation is complete: harsher
+    than the chaos tests. Kills from outside are no failures, so they are not even looked at."""
+    for seed in range(2000 if EXAMPLES else 300):
         random = Random(seed)
         nodes = random.randint(2, 6)
         history: tuple[WorkerFailure, ...] = ()

@@ -77,7 +77,7 @@ def fates(draw: st.DrawFn, operations: int) -> Fate:
 
 
 @settings(
-    max_examples=EXAMPLES or 20, deadline=None, derandomize=not EXAMPLES, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=EXAMPLES or 8, deadline=None, derandomize=not EXAMPLES, suppress_health_check=[HealthCheck.too_slow]
 )
 @given(data=st.data(), kind=st.sampled_from(list(KINDS)), optimizer=st.sampled_from(list(OPTIMIZERS)))
 def test_any_fate_ends_in_the_bits_of_a_job_of_one(data: st.DataObject, kind: str, optimizer: str) -> None:

@@ -148,7 +148,7 @@ def storms(draw: st.DrawFn) -> tuple[int, int, list[tuple[str, int]], dict[str, 
 
 
 @settings(
-    max_examples=EXAMPLES or 20, deadline=None, derandomize=not EXAMPLES, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=EXAMPLES or 8, deadline=None, derandomize=not EXAMPLES, suppress_health_check=[HealthCheck.too_slow]
 )
 @given(storm=storms())
 def test_in_any_storm_all_have_the_same_weights_and_each_round_has_its_quorum(storm: Any) -> None:

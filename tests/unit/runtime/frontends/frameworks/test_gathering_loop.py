@@ -364,19 +364,19 @@ def test_a_newcomer_counts_the_epochs_that_are_left_early() -> None:
 
 @pytest.mark.parametrize("until", [99, 2])
 def test_any_number_of_workers_finds_the_same(until: int) -> None:
-    for workers in some((2, 3, 4, 6), 2, f"gathering {until}"):
+    for workers in some((2, 3, 4, 6), 1, f"gathering {until}"):
         check(workers, until)
 
 
 def test_a_death_in_any_operation_of_an_evaluation_changes_nothing() -> None:
     # Of an epoch: three steps, and two operations for each of three batches.
-    for operation, units in some(list(itertools.product(range(3, 10), (0, 1))), 4, "gathering deaths"):
+    for operation, units in some(list(itertools.product(range(3, 10), (0, 1))), 2, "gathering deaths"):
         check(3, kills={"w0": (operation, units)})
     check(4, kills={"w0": (4, 0), "w2": (5, 0), "w1": (7, 1)})
 
 
 def test_a_newcomer_knows_what_the_others_have_found() -> None:
-    for asked, admitted in some([(0, 0), (0, 1), (3, 4), (4, 5), (6, 6), (6, 8)], 3, "gathering newcomers"):
+    for asked, admitted in some([(0, 0), (0, 1), (3, 4), (4, 5), (6, 6), (6, 8)], 1, "gathering newcomers"):
         check(2, newcomers=1, asked_at=asked, admit_at=admitted)
     check(2, kills={"w0": (15, 0)}, newcomers=1, asked_at=3, admit_at=4)
 

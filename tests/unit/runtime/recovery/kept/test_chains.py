@@ -17,8 +17,9 @@ def lines(program: str, *arguments: str) -> list[list[str]]:
     return [line.split() for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("seeds", [range(2, 3), pytest.param(range(3, 13), marks=pytest.mark.long)])
-def test_a_chain_of_rounds_has_the_digest_of_a_quiet_run(seeds: range) -> None:
+@pytest.mark.long
+def test_a_chain_of_rounds_has_the_digest_of_a_quiet_run() -> None:
+    seeds = range(2, 13)
     ((_, _, quiet),) = lines("worlds", "long:1")
     found = lines("chains", *map(str, seeds))
     assert [line[-1] for line in found] == [quiet] * len(seeds), found

@@ -16,6 +16,7 @@ CODE = (".py", ".pyc", ".so")
 """Of modules that are imported then."""
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 def test_nothing_is_read_from_a_disk(tmp_path: Path) -> None:
     log = tmp_path / "calls"

@@ -21,7 +21,8 @@ def test_the_bits_need_the_order_of_gradients_and_random_numbers_and_ranks_that_
     assert drift[1] == "Disagree"
 
 
-@pytest.mark.parametrize("name", ["late", pytest.param("zero", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["late", "zero"])
 def test_a_state_of_one_rank_alone_is_kept_though_the_first_step_does_not_show_it(name: str) -> None:
     quiet, two = lines("ranks", f"{name}-quiet", name)
     assert two[1:] == quiet[1:] and len(set(quiet[1:])) == 3
@@ -45,6 +46,7 @@ def test_a_communication_hook_sees_the_gradients_of_each_step_once() -> None:
     assert calls == [str(STEPS * len(list(Model().parameters())))] * WORLD
 
 
+@pytest.mark.long
 def test_all_ranks_are_told_when_one_of_them_cannot_keep_its_state() -> None:
     """They would wait for it in the first step for ever. Who has turned it off goes on, and so do the others."""
     odd, stops, apart = (digests for _, *digests in lines("ranks", "odd", "stops", "apart"))
