@@ -14,10 +14,12 @@ class Unanswered(ElasticError):
 
 
 class NoticeSource(ABC):
-    """Used by one thread. name: for people. pause_s: between two looks."""
+    """Used by one thread. name: for people. pause_s: between two looks. last_word_s: how long the end of this process
+    waits for `left`."""
 
     name: str
     pause_s: float
+    last_word_s: float = 2.0
     signals: tuple[signal.Signals, ...] = ()
     """Signals by which this provider speaks: `signalled` is called, then `look`, at once."""
 

@@ -55,6 +55,8 @@ class Slurm(NoticeSource):
 
     def __init__(self, environment: Mapping[str, str], *, requeue: bool) -> None:
         self.pause_s = 3600.0  # until the signal, only that is news
+        if requeue:  # a look may be under way; one second more, so that a failure is told
+            self.last_word_s = ASK_TIMEOUT_S + REQUEUE_TIMEOUT_S + 1.0
         self._environment = environment
         self._requeue = requeue
         self._signalled = False

@@ -20,8 +20,6 @@ LONGEST_RETRY_S = 10.0
 EARLIER_S = 1.0
 """An end that comes nearer by less is not news."""
 
-LAST_WORD_S = 2.0
-
 
 class NoticeWatcher:
     """Until `close`. The thread is a daemon: a question that hangs does not hold up the end of the process.
@@ -59,9 +57,9 @@ class NoticeWatcher:
         self._closed = True
         self._wake.set()
 
-    def join(self, timeout_s: float) -> None:
-        """Wait for the thread of a closed watcher."""
-        self._thread.join(timeout_s)
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait for the thread of a closed watcher. None: as long as the source's last word may take."""
+        self._thread.join(self._source.last_word_s if timeout_s is None else timeout_s)
 
     def _run(self) -> None:
         try:
@@ -72,16 +70,18 @@ class NoticeWatcher:
     def _look_on(self) -> None:
         retry_s, said, standing, ends_s = FIRST_RETRY_S, False, None, 0.0
         while not self._closed or self._left:
+            # A look may take seconds, and this process may be about to end. After a failure the source is looked at.
+            hurried = self._left and not self._signalled and not said
             try:
                 if self._signalled:
                     self._signalled = False
                     self._source.signalled()
-                notice = self._source.look()
+                notice = standing if hurried else self._source.look()
                 if self._left:
                     self._source.left()
                     self._left = False
             except Exception as trouble:  # also of an answer for which the source was not written: it is asked again
-                if not said and not self._closed:
+                if not said and (self._left or not self._closed):
                     said = True
                     known = isinstance(trouble, Unanswered)
                     because = str(trouble) if known else f"{type(trouble).__name__}: {trouble}"
@@ -156,11 +156,11 @@ class NoticeWatchers:
             watcher.left()
 
     def close(self) -> None:
-        """Stop watching. A provider that waits for this node to be empty is told, for at most LAST_WORD_S."""
+        """Stop watching. A provider that waits for this node to be empty is told, for at most its last_word_s."""
         for watcher in self._watchers:
             watcher.close()
         for watcher in self._watchers if self.told else ():
-            watcher.join(LAST_WORD_S)
+            watcher.join()
 
 
 def _is_news(before: Notice | None, now: Notice | None) -> bool:

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from elastic.errors import ConfigError
-from elastic.preemption import watcher
+from elastic.preemption import slurm, watcher
 from elastic.preemption.notice import Notice, NoticeKind
 from elastic.preemption.provider import NoticeSource, Unanswered
 from elastic.preemption.selection import check, guess, maker, sources
+from elastic.preemption.slurm import Slurm
 from elastic.preemption.watcher import NoticeWatcher
 
 PATIENCE_S = 30.0
@@ -63,8 +64,11 @@ class Watched:
 
     def looked_again(self, times: int = 3) -> None:
         until = self.source.looks + times
+        self.until(lambda: self.source.looks >= until)
+
+    def until(self, true: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + PATIENCE_S
-        while self.source.looks < until:
+        while not true():
             assert time.monotonic() < deadline_s
             time.sleep(0.001)
 
@@ -141,6 +145,41 @@ def test_a_signal_and_the_end_of_the_node_reach_a_source_that_sleeps(watched: Wa
     while sorted(watched.source.heard) != ["left", "signal"]:
         assert time.monotonic() < deadline_s
         time.sleep(0.001)
+
+
+def test_the_last_word_waits_for_no_other_look(watched: Watched) -> None:
+    """Slurm may answer in seconds, and the process ends behind it."""
+    watched.source.now = reclaim(100)
+    watched.next()
+    watched.source.pause_s = PATIENCE_S
+    watched.looked_again(1)  # it sleeps behind this one
+    watched.source.now = unanswered
+    watched.watcher.left()
+    watched.watcher.close()
+    watched.watcher.join()
+    assert watched.source.heard == ["left"]
+
+
+def test_a_last_word_that_fails_is_said_also_behind_the_end(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    reached, closed = threading.Event(), threading.Event()
+
+    def left() -> None:
+        reached.set()
+        closed.wait(PATIENCE_S)
+        raise Unanswered("requeue was refused")
+
+    monkeypatch.setattr(watched.source, "left", left)
+    watched.watcher.left()
+    assert reached.wait(PATIENCE_S)
+    watched.watcher.close()
+    closed.set()
+    watched.watcher.join()
+    assert watched.said.get_nowait() == "requeue was refused"
+
+
+def test_the_end_waits_as_long_as_slurm_may_take() -> None:
+    requeues, stays = Slurm({}, requeue=True), Slurm({}, requeue=False)
+    assert requeues.last_word_s > slurm.ASK_TIMEOUT_S + slurm.REQUEUE_TIMEOUT_S > stays.last_word_s
 
 
 def test_a_question_that_hangs_holds_up_nobody(watched: Watched) -> None:
