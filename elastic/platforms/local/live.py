@@ -149,8 +149,8 @@ class Display(Protocol):
 
 @contextlib.contextmanager
 def expendable() -> Iterator[None]:
-    """For what is only said: a full disk, where our output is a file on it, costs the words and not the job. A reader
-    that closes its pipe ends the command all the same."""
+    """For what is only said: a full disk, where our output is a file on it, or a terminal that is gone costs the words
+    and not the job. A reader that closes its pipe ends the command all the same."""
     try:
         yield
     except BrokenPipeError:
@@ -220,21 +220,24 @@ class TableDisplay:
         self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
         self._live.start()
 
+    @expendable()
     def show(self, facts: dict[str, Any]) -> None:
         self._live.update(table(facts), refresh=True)
 
+    @expendable()
     def output(self, data: bytes) -> None:
         if sys.stdout.isatty():
             text = Text.from_ansi(data.decode(errors="replace").removesuffix("\n"))
             self._console.print(text, soft_wrap=True, highlight=False)
         else:
-            with expendable():
-                sys.stdout.buffer.write(data)
-                sys.stdout.buffer.flush()
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
 
+    @expendable()
     def notice(self, text: str) -> None:
         self._console.print(f"elastic: {text}", style="yellow", markup=False, highlight=False)
 
+    @expendable()
     def close(self) -> None:
         self._live.stop()
 

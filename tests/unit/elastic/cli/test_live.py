@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from elastic.platforms.local.live import LiveView, PlainDisplay, plain_line, span, summary_text, table
+from elastic.platforms.local.live import LiveView, PlainDisplay, TableDisplay, plain_line, span, summary_text, table
 from elastic.records.ledger_tail import StepsTail
 
 
@@ -328,3 +328,21 @@ def test_a_job_of_restarted_scripts_has_rounds_in_place_of_steps(tmp_path: Path)
 def test_of_samples_that_nobody_knows_the_summary_says_nothing() -> None:
     assert "10 steps in 4.0 s (2.5 steps/s), generation 3" in summary(samples=0)
     assert "9000 steps in 4.0 s (2250 steps/s)" in summary(samples=0, steps=9000)
+
+
+def test_a_terminal_that_is_gone_ends_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, ours = os.openpty()
+    with open(ours, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        monkeypatch.setattr(sys, "stdout", stream)
+        display = TableDisplay()
+        display.show(FACTS)
+        os.close(terminal)
+        with pytest.raises(OSError, match="Input/output error"):
+            os.write(ours, b"gone")
+        display.show(FACTS)
+        display.output(b"a line\n")
+        display.notice("a word")
+        display.close()
+        with contextlib.suppress(OSError):
+            stream.close()  # what it holds cannot be written
