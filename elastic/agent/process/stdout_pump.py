@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import queue
-import sys
 import threading
 
 FORWARD_LINES = 10_000
@@ -13,7 +13,8 @@ FORWARD_LINES = 10_000
 class Stdout:
     """Writes the leading worker's lines to the agent's stdout in a thread: a stopped reader must not stop the agent."""
 
-    def __init__(self) -> None:
+    def __init__(self, descriptor: int = 1) -> None:
+        self._descriptor = descriptor
         self._lines: queue.Queue[bytes | None] = queue.Queue(FORWARD_LINES)
         self._dropped = 0
         self._thread = threading.Thread(target=self._write, name="stdout", daemon=True)
@@ -37,7 +38,7 @@ class Stdout:
     def _write(self) -> None:
         while (line := self._lines.get()) is not None:
             try:
-                sys.stdout.buffer.write(line)
-                sys.stdout.buffer.flush()
-            except (BrokenPipeError, ValueError):
+                while line:
+                    line = line[os.write(self._descriptor, line) :]
+            except OSError:  # nobody reads, or a disk is full: the next line may find room
                 self._dropped += 1
