@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import resource
 import signal
@@ -89,15 +90,15 @@ class WorkerProcess:
             return ""
         return text.partition("\n")[2] if size > LAST_WORDS_BYTES else text
 
-    def _read(self) -> bool:
-        """Read one piece of stdout; False when there is none at the moment."""
+    def _read(self) -> int:
+        """Read one piece of stdout. Returns its size; 0 when there is none at the moment."""
         try:
             piece = os.read(self._out, READ_BYTES)
         except BlockingIOError:
-            return False
+            return 0
         if not piece:
             self._loop.remove_reader(self._out)
-            return False
+            return 0
         *lines, self._line = (self._line + piece).splitlines(keepends=True)
         if self._line.endswith(b"\n") or len(self._line) > LINE_LIMIT:
             lines.append(self._line)
@@ -105,7 +106,7 @@ class WorkerProcess:
         self._keep(b"".join(lines))
         for line in lines:
             self._on_line(line)
-        return True
+        return len(piece)
 
     def _keep(self, lines: bytes) -> None:
         """Log whole lines only, so that a line which print() wrote in pieces has nothing of stderr inside."""
@@ -118,8 +119,9 @@ class WorkerProcess:
         self.signal(signal.SIGKILL)
         _, ended, usage = os.wait4(self.pid, 0)
         status, self.peak_bytes = stop_signals.plain(os.waitstatus_to_exitcode(ended)), usage.ru_maxrss * 1024
-        while self._read():
-            pass
+        left = fcntl.fcntl(self._out, fcntl.F_GETPIPE_SZ)  # the worker has left no more, but others may print on
+        while left > 0 and (size := self._read()):
+            left -= size
         if self._line:
             self._keep(self._line)
             self._on_line(self._line + b"\n")

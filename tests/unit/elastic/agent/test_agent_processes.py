@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import subprocess
 import time
 from pathlib import Path
 
+from elastic.agent.process.process_start import PIPE_BYTES, Outlets
 from elastic.agent.process.stdout_pump import Stdout
+from elastic.agent.process.worker_process import READ_BYTES, WorkerProcess
 
 PATIENCE_S = 60.0
 
@@ -25,3 +29,29 @@ def test_output_goes_on_when_a_full_disk_has_room_again(tmp_path: Path) -> None:
     assert pump.close(PATIENCE_S) == 1
     os.close(out)
     assert (tmp_path / "out").read_bytes() == b"kept\n", "nothing of the lost line"
+
+
+def test_the_end_of_a_worker_waits_for_nobody_who_prints_on(tmp_path: Path) -> None:
+    """A process in a session of its own may have the worker's stdout."""
+    line, lines = b"x" * 4095 + b"\n", 0
+    outlets = Outlets(tmp_path / "log")
+    other = os.dup(outlets.out)
+    worker = subprocess.Popen(["true"], stdout=outlets.out, process_group=0)
+    os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+
+    def on_line(_: bytes) -> None:
+        nonlocal lines
+        lines += 1
+        if lines < 4 * PIPE_BYTES // len(line):
+            os.write(other, line)
+
+    async def end() -> None:
+        status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        os.write(other, line)
+        WorkerProcess(worker.pid, outlets, on_line, status.set_result)
+        assert await asyncio.wait_for(status, PATIENCE_S) == 0
+
+    asyncio.run(end())
+    worker.returncode = 0  # it was reaped elsewhere
+    os.close(other)
+    assert lines <= (PIPE_BYTES + 2 * READ_BYTES) // len(line)
