@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import os
 import select
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +33,10 @@ from elastic.records import host_memory, temp_dirs
 
 PR_SET_CHILD_SUBREAPER = 36
 STDIN = 0
+REFUSED_S = 1.0
+"""For processes that may not be killed, as those of sudo, to end by themselves."""
+
+_log = logging.getLogger("elastic.agent.process.subreaper")
 
 
 class Subreaper:
@@ -67,15 +73,28 @@ class Subreaper:
             if STDIN in ready:
                 watched.unregister(STDIN)
                 self._send(signal.SIGKILL)
-        while (children := list(_children())) or self._reap():
-            for pid in children:
-                os.kill(pid, signal.SIGKILL)
-            for pid in children:
-                os.waitpid(pid, 0)
+        self._end_others()
         host_memory.sweep()  # nothing else does it if `elastic run` was killed
         for prefix in (OWN_FILES_PREFIX, temp_dirs.AGENT_PREFIX):  # left by killed workers and agents
             temp_dirs.sweep(Path(tempfile.gettempdir()), prefix)
         return self._status
+
+    def _end_others(self) -> None:
+        """End and reap all that the agent has left."""
+        gives_up_s = math.inf
+        while self._reap():
+            pids = list(_children())
+            refused = [pid for pid in pids if not _killed(pid)]
+            if len(refused) < len(pids):
+                os.waitpid(-1, 0)
+                continue
+            gives_up_s = min(gives_up_s, time.monotonic() + REFUSED_S)
+            left_s = gives_up_s - time.monotonic()
+            if left_s <= 0:
+                _log.warning("processes %s may not be killed by this user, and go on", refused)
+                return
+            if select.select([self._woken], [], [], left_s)[0]:
+                os.read(self._woken, 4096)
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGCHLD:
@@ -103,6 +122,15 @@ class Subreaper:
                 self._status = stop_signals.plain(os.waitstatus_to_exitcode(status))
 
 
+def _killed(pid: int) -> bool:
+    """Kill a child that is not reaped. False: this user may not."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except PermissionError:
+        return False
+    return True
+
+
 def _children() -> Iterator[int]:
     """Pids of this process's own children, zombies included."""
     me = str(os.getpid())
@@ -119,11 +147,11 @@ def _children() -> Iterator[int]:
 
 
 def main() -> int:
+    log.begin_from(sys.argv[1:])
     try:
         status = Subreaper(sys.argv[1:]).run()
     except (ConfigError, OSError) as error:
-        log.begin_from(sys.argv[1:])
-        logging.getLogger("elastic.agent.process.subreaper").critical("the agent cannot be started: %s", error)
+        _log.critical("the agent cannot be started: %s", error)
         return ExitCode.BAD_INPUT
     if status < 0:
         if -status != signal.SIGKILL:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -55,3 +57,35 @@ def test_the_end_of_a_worker_waits_for_nobody_who_prints_on(tmp_path: Path) -> N
     worker.returncode = 0  # it was reaped elsewhere
     os.close(other)
     assert lines <= (PIPE_BYTES + 2 * READ_BYTES) // len(line)
+
+
+AGENT_ENDED = """
+import os, sys
+from elastic.agent.process import subreaper
+
+if (left := os.fork()) == 0:
+    os.read(0, 1)
+    os._exit(0)
+kill = os.kill
+
+def not_of_this_user(pid, number):
+    if pid == left:
+        raise PermissionError(1, "Operation not permitted")
+    kill(pid, number)
+
+os.kill = not_of_this_user
+subreaper.REFUSED_S = 0.1
+subreaper.children.dying_with_this = lambda *words: ["/bin/sh", "-c", "exit 7"]
+sys.exit(subreaper.main())
+"""
+
+
+def test_a_process_that_may_not_be_killed_changes_nothing_of_how_the_agent_has_ended() -> None:
+    """Such as one of sudo."""
+    with subprocess.Popen(
+        [sys.executable, "-c", AGENT_ENDED], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as reaper:
+        assert reaper.stdin is not None and reaper.stderr is not None
+        with contextlib.closing(reaper.stdin):  # then that process ends
+            assert reaper.wait(PATIENCE_S) == 7
+        assert "may not be killed" in reaper.stderr.read()
