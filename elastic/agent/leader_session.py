@@ -158,10 +158,14 @@ class LeaderSession:
 
     async def _attend(self, address: str) -> str:
         """Keep one stream until it ends. Returns why it ended."""
+        try:
+            hello = self._hello()
+        except (OSError, ValueError) as error:  # the storage of the token is away
+            return str(error)
         async with self._channels.aio_channel(address, leader_options(patience(self._beats.every))) as channel:
             call = RendezvousStub(channel).Attend()
             outbox: asyncio.Queue[pb.AgentWord] = asyncio.Queue()
-            await call.write(pb.AgentWord(hello=self._hello()))
+            await call.write(pb.AgentWord(hello=hello))
             speaking: asyncio.Task[None] | None = None
             try:
                 async for order in call:
@@ -237,7 +241,7 @@ class LeaderSession:
     def _address(self) -> str:
         try:
             document = json.loads((self._here.job_dir / "rendezvous.json").read_bytes())
-        except (FileNotFoundError, ValueError):
+        except (OSError, ValueError):  # missing, or its storage is away: it is read again
             return ""
         return str(document.get("address", ""))
 
@@ -245,6 +249,6 @@ class LeaderSession:
         """How the job ended, by the result file; None: the file does not say it."""
         try:
             document = json.loads((self._here.job_dir / "result.json").read_bytes())
-        except (FileNotFoundError, ValueError):
+        except (OSError, ValueError):  # missing, or its storage is away: it is read again
             return None
         return Ended(int(document["exit_code"]), str(document["because"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,34 @@ def test_an_agent_that_comes_late_is_told_how_the_job_ended_by_whom_the_others_n
     assert asyncio.run(story()) == [Ended(6, "drained")]
     attending = [line["term"] for line in read(tmp_path / "journal.jsonl") if line["event"] == "attending"]
     assert attending == [7]
+
+
+def test_files_that_cannot_be_read_at_the_moment_are_read_again(tmp_path: Path) -> None:
+    """As on a network file system whose server is away."""
+    unreadable = [tmp_path / name for name in ("rendezvous.json", "result.json", "token")]
+    for path in unreadable:
+        path.mkdir()
+
+    async def said(because: str) -> None:
+        journal = tmp_path / "journal.jsonl"
+        while not (journal.exists() and any(because in line.get("because", "") for line in read(journal))):
+            await asyncio.sleep(0.01)
+
+    async def story() -> list[Ended]:
+        with Journal(tmp_path / "journal.jsonl", "job", "agent-a", "a") as journal:
+            server, address = await replica(JobEntry(journal, ended=pb.End(term=7, exit_code=6, because="drained")))
+            attending = asyncio.create_task(attend(journal, tmp_path, []))
+            try:
+                await asyncio.wait_for(said("no rendezvous has written its address yet"), PATIENCE_S)
+                unreadable[0].rmdir()
+                unreadable[0].write_text(json.dumps({"address": address}))
+                await asyncio.wait_for(said(str(unreadable[2])), PATIENCE_S)
+                unreadable[2].rmdir()
+                return await attending
+            finally:
+                await server.stop(grace=0)
+
+    assert asyncio.run(story()) == [Ended(6, "drained")]
 
 
 @pytest.mark.parametrize(
