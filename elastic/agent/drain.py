@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from elastic.agent.leader_session import LeaderSession
 from elastic.agent.workers import WorkerManager
 from elastic.preemption import policy
-from elastic.preemption.notice import Notice, NoticeKind
+from elastic.preemption.notice import LONGEST_S, Notice, NoticeKind
 from elastic.preemption.policy import HeldNotice, Stay, StayPhase
 from elastic.preemption.watcher import NoticeWatchers
 from elastic.protocol import worker_slot
@@ -163,4 +163,4 @@ class NodeDrain:
 
 
 def _left_ms(held: HeldNotice) -> int:
-    return max(0, round(1000 * (held.ends_s - time.monotonic())))
+    return round(1000 * min(max(0.0, held.ends_s - time.monotonic()), LONGEST_S))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from elastic.preemption.notice import Notice, NoticeKind
+from elastic.preemption.notice import LONGEST_S, Notice, NoticeKind
 from elastic.preemption.provider import NoticeSource, Unanswered
 
 DEFAULT_S = 120.0
@@ -25,8 +25,8 @@ def notice_in(text: str, path: str) -> Notice:
     if not isinstance(document, dict):
         raise ValueError("neither a number of seconds nor a JSON object")
     left_s, because = document.get("seconds_left", DEFAULT_S), document.get("because", f"{path} says so")
-    if isinstance(left_s, bool) or not isinstance(left_s, int | float) or not 0 <= left_s < float("inf"):
-        raise ValueError(f"seconds_left={left_s!r} must be a number >= 0")
+    if isinstance(left_s, bool) or not isinstance(left_s, int | float) or not 0 <= left_s <= LONGEST_S:
+        raise ValueError(f"seconds_left={left_s!r:.40} must be a number from 0 to {LONGEST_S:g}")
     if not isinstance(because, str):
         raise ValueError(f"because={because!r} must be a sentence")
     if not isinstance(source := document.get("source", ""), str):

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
+LONGEST_S = 1e9
+"""Thirty years; milliseconds of a longer time do not fit into a message."""
+
 
 class NoticeKind(StrEnum):
     """Why a machine goes, or may be disturbed."""

@@ -121,6 +121,14 @@ async def test_a_worker_that_comes_after_a_notice_was_taken_back_hears_nothing(t
         assert host.orders == []
 
 
+async def test_a_notice_of_any_length_can_be_sent(tmp_path: Path) -> None:
+    with drained(tmp_path) as (host, departure):
+        departure.notices.heard("EC2", notice(1e300))
+        for wish in departure.wishes():
+            codec.word_to_wire(wish)
+        assert len(host.orders) == 2
+
+
 async def test_a_node_that_stays_wishes_nothing(tmp_path: Path) -> None:
     with drained(tmp_path) as (host, departure):
         departure.announced("a.0.0")

@@ -387,7 +387,19 @@ def test_what_a_daemon_passes_on_names_who_said_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["soon", "-1", "[3]", "true", '{"seconds_left": "3"}', '{"because": 3}', '{"source": 1}', "NaN"]
+    "text",
+    [
+        "soon",
+        "-1",
+        "[3]",
+        "true",
+        '{"seconds_left": "3"}',
+        '{"because": 3}',
+        '{"source": 1}',
+        "NaN",
+        "1e300",
+        "9" * 400,
+    ],
 )
 def test_a_notice_file_with_something_else_in_it_is_trouble(tmp_path: Path, text: str) -> None:
     path = tmp_path / "notice"
