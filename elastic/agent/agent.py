@@ -23,7 +23,7 @@ from elastic.agent.drain import LOSS, OPERATOR, SIGTERM, NodeDrain
 from elastic.agent.leader_session import Ended, LeaderSession
 from elastic.agent.options import GRACE_S, Assignment
 from elastic.agent.process.process_start import ForkServerProcess
-from elastic.agent.slot_file import SlotFile
+from elastic.agent.slot_file import FILE, SlotFile
 from elastic.agent.standing_words import StandingWords
 from elastic.agent.workers import WorkerManager
 from elastic.checkpoints.series import newest_in_memory
@@ -65,7 +65,7 @@ class Agent:
         self._leaves_after_loss = given.leaves_after_loss
         self._beat_s = spec.timing.beat_s
         self._journal = journal
-        slot_file = SlotFile(job_dir / f"{node}.slots.json")
+        slot_file = SlotFile(job_dir / f"{node}{FILE}")
         slot_file.end_leftovers()
         self._standing = StandingWords()
         for dead in slot_file.deaths(node, newest_in_memory(read_settings(job_dir))):

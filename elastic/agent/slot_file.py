@@ -1,14 +1,14 @@
 """The newest incarnation of each slot of a node, kept in the job directory.
 
-A worker id is never given twice, also not by the agent that follows a killed one: that agent counts on from this file,
-and ends the workers of the killed agent before it says that they are gone.
+A worker id is never given twice, also not by the agent that follows a killed one: that agent counts on from this file
+and the logs, and ends the workers of the killed agent before it says that they are gone.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
+import re
 import select
 import signal
 from collections.abc import Iterator
@@ -27,7 +27,8 @@ DEAD_OF_A_SLOT = 64
 """A new agent says that so many of the newest workers of each slot are gone. Older workers are in no generation any
 more."""
 
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+FILE = ".slots.json"
+"""The end of the file's name; the node's name stands before it."""
 
 
 class SlotFile:
@@ -38,7 +39,7 @@ class SlotFile:
         self._path = path
         self._unwritten = False
         self.refused: OSError | None = None
-        """Why the file cannot be written at present; None also for a full disk, which is reported elsewhere."""
+        """Why the file cannot be written at present."""
         self._slots: dict[int, tuple[int, int, int]] = {}
         try:
             document = json.loads(path.read_bytes())
@@ -47,9 +48,12 @@ class SlotFile:
                 for slot, row in document.items()
             }
         except FileNotFoundError:
-            return
+            pass
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{path} is damaged ({error}); move the job directory aside") from error
+        for slot, incarnation in _logged(path):
+            if incarnation > self._slots.get(slot, (-1,))[0]:
+                self._slots[slot] = (incarnation, 0, 0)
 
     @property
     def incarnations(self) -> dict[int, int]:
@@ -80,7 +84,7 @@ class SlotFile:
         try:
             write_atomically(self._path, json.dumps(rows).encode())
         except OSError as error:
-            self.refused = error if error.errno not in FULL else None
+            self.refused = error
             return
         self._unwritten, self.refused = False, None
 
@@ -92,6 +96,14 @@ class SlotFile:
         for _, pid, since in self._slots.values():
             if since and worker_process.started(pid) == since:
                 _kill(pid, since)
+
+
+def _logged(path: Path) -> Iterator[tuple[int, int]]:
+    """Slot and incarnation of each worker of the node that has a log: a full disk takes an empty log."""
+    node = re.escape(path.name.removesuffix(FILE))
+    for log in (path.parent / "logs").glob("*.log"):
+        if worker := re.fullmatch(rf"{node}\.(\d+)\.(\d+)\.log", log.name):
+            yield int(worker[1]), int(worker[2])
 
 
 def _kill(pid: int, since: int) -> None:

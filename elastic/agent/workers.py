@@ -326,7 +326,7 @@ class WorkerManager:
         return last.text if last is not None and computes and last.text.startswith("shard ") else ""
 
     def _settle_slots(self) -> None:
-        """Write the slot file. Journal once if that fails: a later agent could then give a worker's id again."""
+        """Write the slot file. Journal once if that fails: a later agent knows workers by their logs only."""
         self._slot_file.settle()
         refused = self._slot_file.refused
         if refused is not None and not self._slots_refused:

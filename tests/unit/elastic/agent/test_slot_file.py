@@ -53,11 +53,10 @@ def test_a_full_disk_keeps_no_worker_from_starting(tmp_path: Path, monkeypatch: 
     assert SlotFile(tmp_path / "slots").incarnations == {0: 5}
 
 
-def test_a_disk_that_is_not_just_full_is_named_until_it_takes_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_why_the_file_cannot_be_written_is_named_until_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    number = errno.ENOSPC
-
     def broken(path: Path, content: bytes) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -65,12 +64,18 @@ def test_a_disk_that_is_not_just_full_is_named_until_it_takes_the_file(
     with monkeypatch.context() as patch:
         patch.setattr("elastic.agent.slot_file.write_atomically", broken)
         slots.spawned(0, 5, 2**22 + 1)
-        assert slots.refused is None, "that is said anyway"
-        number = errno.EROFS
-        slots.settle()
-        assert slots.refused is not None and slots.refused.errno == errno.EROFS
+        assert slots.refused is not None and slots.refused.errno == number
     slots.settle()
     assert slots.refused is None and SlotFile(tmp_path / "slots").incarnations == {0: 5}
+
+
+def test_a_new_agent_counts_on_from_logs_of_workers_that_a_full_disk_has_kept_out_of_the_file(tmp_path: Path) -> None:
+    SlotFile(tmp_path / "a.slots.json").spawned(0, 3, 2**22 + 1)
+    (tmp_path / "logs").mkdir()
+    for worker in ("a.0.2", "a.0.10", "a.0.9", "a.1.0", "b.2.0", "fork-server-a", "ba.0.11"):
+        (tmp_path / "logs" / f"{worker}.log").touch()
+    assert SlotFile(tmp_path / "a.slots.json").incarnations == {0: 10, 1: 0}
+    assert SlotFile(tmp_path / "b.slots.json").incarnations == {2: 0}
 
 
 def test_what_a_killed_agent_left_running_is_ended(tmp_path: Path) -> None:
