@@ -73,7 +73,7 @@ class NodeDrain:
         return idle and self.is_leaving
 
     def look(self) -> None:
-        """Note that the node is empty, if the worker that has just ended was the last."""
+        """Note that the node is empty, once for each notice."""
         if self.is_done and not self.notices.told:
             self.notices.left()
 
@@ -116,13 +116,12 @@ class NodeDrain:
         if self._stay.deadline_s < math.inf:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(max(0.0, self._stay.deadline_s - time.monotonic()), self._tick)
+        self.look()
 
     def _leave(self) -> None:
-        self.notices.told = False
         self._workers.for_all_slots(worker_slot.NodeLeaves())
         for wish in self.wishes():
             self._leader.say(wish)
-        self.look()
 
     def _end_workers(self, which: Callable[[Slot], bool]) -> None:
         """End these workers. A member is ended only if others go on: no notice may end the last copy of the state."""

@@ -20,6 +20,8 @@ class NoticeSource(ABC):
     name: str
     pause_s: float
     last_word_s: float = 2.0
+    round = 0
+    """Where this is another number, what was looked at is heard again, also if it is the same."""
     signals: tuple[signal.Signals, ...] = ()
     """Signals by which this provider speaks: `signalled` is called, then `look`, at once."""
 

@@ -90,14 +90,13 @@ class NoticeRelay(NoticeSource):
 
     def __init__(self, job_dir: Path) -> None:
         self._job_dir = job_dir
-        self._round = 0
 
     def look(self) -> Notice | None:
         document = _read(self._job_dir / NOTICES)
         if document is None:
             return None
         try:
-            self._round = int(document["round"])
+            self.round = int(document["round"])
             notices = [ActiveNotices(**one) for one in document["notices"]]
             chosen = min(notices, key=lambda one: math.inf if one.ends_s is None else one.ends_s, default=None)
             if chosen is None:
@@ -109,7 +108,7 @@ class NoticeRelay(NoticeSource):
 
     def left(self) -> None:
         try:
-            write_atomically(self._job_dir / LEFT, json.dumps({"round": self._round}).encode())
+            write_atomically(self._job_dir / LEFT, json.dumps({"round": self.round}).encode())
         except OSError as error:
             raise Unanswered(f"{self._job_dir / LEFT}: {error}") from error
 

@@ -68,7 +68,7 @@ class NoticeWatcher:
             self._source.close()
 
     def _look_on(self) -> None:
-        retry_s, said, standing, ends_s = FIRST_RETRY_S, False, None, 0.0
+        retry_s, said, standing, ends_s, number = FIRST_RETRY_S, False, None, 0.0, 0
         while not self._closed or self._left:
             # A look may take seconds, and this process may be about to end. After a failure the source is looked at.
             hurried = self._left and not self._signalled and not said
@@ -90,8 +90,9 @@ class NoticeWatcher:
             else:
                 retry_s, said, pause_s = FIRST_RETRY_S, False, self._source.pause_s
                 now_ends_s = time.monotonic() + notice.seconds_left if notice else 0.0
-                if _is_news(standing, notice) or (notice and now_ends_s < ends_s - EARLIER_S):
-                    standing, ends_s = notice, now_ends_s
+                again = now_ends_s < ends_s - EARLIER_S or self._source.round != number
+                if _is_news(standing, notice) or (notice and again):
+                    standing, ends_s, number = notice, now_ends_s, self._source.round
                     if not self._closed:
                         self._heard(self._source.name, notice)
             if self._closed:
@@ -110,7 +111,7 @@ class NoticeWatchers:
         self._watchers: list[NoticeWatcher] = []
         self._current = object()
         self.told = False
-        """Whether the providers have been told that no worker is on this node any more."""
+        """Whether the providers have been told that no worker is on this node any more, since the newest notice."""
 
     def watch(self, sources: Iterable[NoticeSource]) -> None:
         """Watch these sources and no others. No source is asked on this thread; their signals are caught here."""
@@ -139,6 +140,7 @@ class NoticeWatchers:
         if notice is None:
             self._journal.write("notice_over", source=source)
         else:
+            self.told = False
             left_s = notice.seconds_left if notice.leaves else None
             self._journal.write(
                 "notice", source=source, kind=str(notice.kind), seconds_left=left_s, because=notice.because

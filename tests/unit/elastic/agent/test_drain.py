@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,13 +15,16 @@ from elastic.agent.agent import is_loss
 from elastic.agent.drain import OPERATOR, SIGTERM, NodeDrain
 from elastic.config import JobSpec
 from elastic.errors import ExitCode
+from elastic.preemption import relay
 from elastic.preemption.notice import Notice, NoticeKind
+from elastic.preemption.provider import NoticeSource
 from elastic.protocol import worker_slot
 from elastic.protocol.messages import Drain, DrainOver, DrainWish, Order, Word
 from elastic.protocol.worker_slot import Slot
 from elastic.records.journal import Journal
 from elastic.wire import codec
 
+PATIENCE_S = 30.0
 SPEC = JobSpec(name="job", command=("train",), workers=2)
 
 
@@ -169,6 +173,51 @@ async def test_the_node_is_done_when_its_last_worker_has_gone(tmp_path: Path) ->
             host.tell(number, worker_slot.WorkerReleased())
             host.tell(number, worker_slot.Exited(0))
         assert departure.is_done
+
+
+class Provider(NoticeSource):
+    name = "EC2"
+    pause_s = 0.01
+
+    def __init__(self) -> None:
+        self.says: Notice | None = None
+        self.told = threading.Semaphore(0)
+
+    def look(self) -> Notice | None:
+        return self.says
+
+    def left(self) -> None:
+        self.told.release()
+
+
+async def hears(provider: Provider) -> bool:
+    return await asyncio.to_thread(provider.told.acquire, timeout=PATIENCE_S)
+
+
+async def test_whoever_says_that_an_empty_node_has_to_go_hears_that_it_is_empty(tmp_path: Path) -> None:
+    with drained(tmp_path) as (host, departure):
+        host.slots.clear()
+        departure.asked(600.0, "maintenance")
+        provider = Provider()
+        departure.notices.watch([provider])
+        provider.says = notice(900.0)
+        assert await hears(provider)
+        provider.says = notice(30.0)
+        assert await hears(provider), "sooner, it is another one"
+
+
+async def test_an_agent_that_has_left_says_so_of_each_later_notice_of_its_node(tmp_path: Path) -> None:
+    """The daemon asks whether the node is left because of all that stands."""
+    with drained(tmp_path) as (host, departure):
+        host.slots.clear()
+        departure.notices.watch([relay.NoticeRelay(tmp_path)])
+        standing = {"EC2": relay.standing("EC2", notice(60.0))}
+        for number, source in ((7, "EC2"), (8, "Azure")):
+            standing[source] = relay.standing(source, notice(60.0 * number))
+            relay.write(tmp_path, number, standing)
+            async with asyncio.timeout(PATIENCE_S):
+                while not relay.has_left(tmp_path, number):
+                    await asyncio.sleep(0.01)
 
 
 async def test_a_node_leaves_from_the_first_notice_until_the_last_one_is_taken_back(tmp_path: Path) -> None:
