@@ -29,8 +29,9 @@ LISTENS = ORDERS[signal.SIGINT]
 
 ASKED = {order: asked for asked, order in ORDERS.items()}
 
-BLOCKED = (*HELD, *ORDERS.values())
-"""Signals that wait until a process that starts, or becomes another program, can hear them."""
+BLOCKED = (*HELD, *ORDERS.values(), signal.SIGUSR1)
+"""Signals that wait until a process that starts, or becomes another program, can hear them. SIGUSR1 is a notice (see
+elastic/preemption/slurm.py), and a process without a handler ends by it."""
 
 WAKES_S = 0.25
 """How long a process is given to take a signal that was sent to it; one that is frozen never does."""

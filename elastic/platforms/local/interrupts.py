@@ -27,6 +27,8 @@ class Signals:
         self.received: list[signal.Signals] = []
         self.asked = False
         """Whether one has come, also if it was taken from `received` since."""
+        self.notices: list[int] = []
+        """Signals of batch systems that have come, which each agent has to get."""
         self._raising = False
 
     def __enter__(self) -> Self:

@@ -101,6 +101,8 @@ def attempt(
     tells it too, and the machine goes so many seconds later; None: LEAVE_S later everything is stopped, as by Ctrl-C.
     """
     try:
+        for number in _notice_signals(notices):
+            signal.signal(number, lambda number, _: signals.notices.append(number))
         with signals.raising():
             etcd = EmbeddedEtcd()
         with (
@@ -156,9 +158,10 @@ class _Children:
         slots = ("--job-dir", str(self._dir), "--node", NODE, "--slots", str(self._spec.workers))
         grace_s = LEAVE_S if self._grace_s is None else self._grace_s
         self._agent = self._spawn_keeper(*slots, "--notices", self._notices_from, "--grace", str(grace_s))
-        for source in selection.sources(self._notices_from, os.environ):
-            for number in source.signals:
-                signal.signal(number, lambda number, _: self._agent.send_signal(number))
+        for number in _notice_signals(self._notices_from):
+            signal.signal(number, self._on_notice)
+        for came in set(self._signals.notices):  # before this agent
+            self._agent.send_signal(came)
         assert self._agent.stdout is not None
         self._output = self._agent.stdout
         os.set_blocking(self._output.fileno(), False)
@@ -257,6 +260,10 @@ class _Children:
             os.close(key.fileobj)
 
     # What happens meanwhile
+
+    def _on_notice(self, number: int, _: object) -> None:
+        self._signals.notices.append(number)
+        self._agent.send_signal(number)
 
     def _gathered(self, facts: dict[str, Any]) -> None:
         self._facts = facts
@@ -385,6 +392,11 @@ class _Children:
 
     def _log_of(self, module: str) -> Path:
         return self._dir / "logs" / f"{module.removeprefix('elastic.')}.log"
+
+
+def _notice_signals(notices: str) -> list[signal.Signals]:
+    """The signals by which these sources speak."""
+    return [number for source in selection.sources(notices, os.environ) for number in source.signals]
 
 
 @contextmanager

@@ -22,6 +22,7 @@ if sys.argv[1] == "slow":
 got = []
 for sent, asked in stop_signals.obeyed().items():
     signal.signal(sent, lambda number, _, asked=asked: got.append(asked.name))
+signal.signal(signal.SIGUSR1, lambda *_: got.append("SIGUSR1"))
 stop_signals.begin()
 print("up", flush=True)
 while not got:
@@ -78,6 +79,13 @@ def test_a_child_that_starts_is_not_stopped_by_others_and_hears_the_order_when_i
         process.send_signal(stop_signals.order_to(process.pid, signal.SIGINT))
         assert line(process) == "up"
         assert line(process) == "SIGINT"
+
+
+def test_a_notice_waits_until_a_child_that_starts_can_hear_it() -> None:
+    with child(slow=True) as process:
+        process.send_signal(signal.SIGUSR1)
+        assert line(process) == "up"
+        assert line(process) == "SIGUSR1"
 
 
 def test_a_program_that_does_not_listen_is_asked_by_the_plain_signal() -> None:
