@@ -390,6 +390,10 @@ class Reports(Protocol):
         """The script waits for the others outside of operations: it is not judged by how long that takes, up to the
         next operation. what: for what, in words."""
 
+    def takes_time(self, what: str) -> None:
+        """The script waits for something that is no worker, such as the storage: it is not judged by how long that
+        takes, up to the next operation. what: where it is, in words."""
+
     def loop_over(self) -> None:
         """The script's loop is over: what follows, up to the first pass of another one, may take any time."""
 

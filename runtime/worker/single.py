@@ -155,6 +155,9 @@ class SingleSession:
     def waits(self, what: str) -> None:
         """Do nothing: there are no others."""
 
+    def takes_time(self, what: str) -> None:
+        """Do nothing: no leader watches a job of one."""
+
     def loop_over(self) -> None:
         """Do nothing: no leader watches a job of one."""
 

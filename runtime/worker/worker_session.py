@@ -327,6 +327,9 @@ class WorkerSession(OperationLoop):
     def waits(self, what: str) -> None:
         self._reporter.waits_for(what)
 
+    def takes_time(self, what: str) -> None:
+        self._reporter.at(what)
+
     def loop_over(self) -> None:
         self._reporter.loop_over()
 

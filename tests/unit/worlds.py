@@ -420,6 +420,8 @@ class FakeMember:
     def waits(self, what: str) -> None:
         """Nobody judges how long it takes."""
 
+    def takes_time(self, what: str) -> None: ...
+
     def loop_over(self) -> None:
         """Nobody judges how long it takes."""
 

@@ -20,6 +20,7 @@ from elastic.checkpoints.naming import OWN_FILES_PREFIX, PERIODIC, EntryName
 from elastic.checkpoints.policy import Every, Unit, mtbf_s
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
+from elastic.errors import CheckpointError
 from elastic.records.temp_dirs import TempDirectory
 from runtime.allreduce.reduction.partial_sum import Json
 from runtime.data.random_state import randomness_kept
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 PAUSE_S = 60.0
 """Seconds for which a job that is about to wait below quorum waits for a checkpoint that is still being written."""
 FINISH_S = 600.0
-"""Seconds for which the end of the script waits for checkpoints that are still being written."""
+"""Seconds for which the end of the script waits for checkpoints that are still being written, and a save for the one
+before it."""
 
 CheckpointHook = Callable[[Path, int], None]
 RestoreHook = Callable[[dict[str, Any]], None]
@@ -98,7 +100,7 @@ class Taking:
             if self._saver.pending:
                 self._session.note("checkpoint_skipped", step=step, because="the one before is still being written")
             else:
-                self._take(PERIODIC, name, place, moment(), self._stager)
+                self._take(PERIODIC, name, place, moment(), self._stager, time.monotonic())
                 taken = True
         self._wishing = place.rank == 0 and self._wants(place)
         return taken
@@ -125,9 +127,22 @@ class Taking:
     def save(self, series: str, name: EntryName, place: LoopPlace, moment: Moment) -> None:
         """Take a checkpoint of this moment under the script's own name; all members of `place` call this.
 
-        It uses its own memory for the whole state, because this worker may have to write the parts of others.
+        It uses its own memory for the whole state, because this worker may have to write the parts of others. So it
+        waits here while this worker's part of the save before is not written. The others go on to what all do next, and
+        wait there, so the plan of this save is agreed upon before. Where workers come or go it does not wait: a node
+        that has to leave may not have the time, and a job that stops does not stop before.
         """
-        self._take(series, name, place, moment, Stager())
+        begun_s = time.monotonic()
+        if self._saver.full and place.rank < place.world:
+            self._session.takes_time(f"in save({series!r}): the one before is still being written")
+            if not self._saver.make_room(self._hurries, FINISH_S):
+                late = f"the save before it was still being written after {FINISH_S:g} s"
+                return self._saver.failed(series, name, CheckpointError(late))
+        self._take(series, name, place, moment, Stager(), begun_s)
+
+    def _hurries(self) -> bool:
+        self._session.leave_if_over()
+        return self._session.due
 
     def finish(self) -> None:
         """Wait for checkpoints that are being written."""
@@ -140,10 +155,13 @@ class Taking:
 
     # ------------------------------------------------------------------------------------------- taking
 
-    def _take(self, series: str, name: EntryName, place: LoopPlace, moment: Moment, stager: Stager) -> None:
+    def _take(
+        self, series: str, name: EntryName, place: LoopPlace, moment: Moment, stager: Stager, begun_s: float
+    ) -> None:
+        """begun_s: when the loop began to stand still for it."""
         if place.rank >= place.world:
             return
-        begun_s, own_files = time.monotonic(), None
+        own_files = None
         if place.rank == 0 and self.checkpoint_hooks:
             try:
                 own_files = TempDirectory(Path(tempfile.gettempdir()), OWN_FILES_PREFIX)

@@ -2,7 +2,8 @@
 
 Members agree through the storage only: each writes its data, then a note about it; a member that finds the notes of all
 members writes the manifest. After the last note at least one member finds them all, and two write the same. The loop
-never waits for any of this.
+waits for none of this, but before a save of the script while this member's part of the one before is not written: each
+of them is a copy of the state.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ POINTER_S = 2.0
 """Seconds for which the end of the script waits for the answer whether it may remove older checkpoints."""
 LEDGER_S = 60.0
 """Seconds for which the manifest waits until the ledger has the steps before it."""
+ROOM_POLL_S = 0.2
+"""Seconds after which a save that waits for room looks whether it still may wait."""
 CHUNK_BYTES = 4 << 20
 
 T = TypeVar("T")
@@ -88,6 +91,10 @@ class Prune:
     name: EntryName
 
 
+class Review:
+    """Another save is to come: look for the parts of others, and keep the parts of all ranks only of the newest one."""
+
+
 @dataclass(slots=True)
 class EntryProgress:
     """The progress of the newest periodic checkpoint that this member has taken part in."""
@@ -115,10 +122,14 @@ class Saver:
         self._asked: dict[str, EntryName] = {}
         """Series -> the entry for which the answer about the pointer has not come yet."""
         self._keep = Keep.parse(settings.keep)
-        self._tasks: queue.SimpleQueue[SaverTask | Prune] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[SaverTask | Prune | Review] = queue.SimpleQueue()
         self._idle = threading.Condition()
         self.pending = 0
         """Number of this member's parts that are not written yet."""
+        self._saving = 0
+        """How many of them are of saves that the script has asked for."""
+        self._put_s = 0.0
+        """When the last of these was queued, by the monotonic clock."""
         self._unfinished: dict[str, SaverTask] = {}
         """Series -> the task whose own part is written, while parts of others are not."""
         self._never: dict[tuple[str, EntryName], str] = {}
@@ -131,12 +142,56 @@ class Saver:
         """Queue a task; returns at once."""
         with self._idle:
             self.pending += 1
+            self._saving += task.series != PERIODIC
         if task.series == PERIODIC:
             self.standing.place, self.standing.complete = task.place, False
+        else:
+            self._put_s = time.monotonic()
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="checkpoint", daemon=True)
             self._thread.start()
         self._tasks.put(task)
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for another save: this member's part of one is not written yet, or the parts of
+        others lack of more than one."""
+        return self._saving > 0 or len(self._whole) > 1
+
+    def make_room(self, hurries: Callable[[], bool], within_s: float) -> bool:
+        """Wait until at most one save is in memory, whose own part is written. Call it outside of what members do
+        together: only this member's storage is waited for, and that asks no other member for anything.
+
+        hurries: whether it must not wait any longer; the save is then one copy of the state more. within_s: for how
+        long the last save may be written. False: it is written for longer, and there is no room.
+        """
+        if not self._await_saves(hurries, self._put_s + within_s):
+            return False
+        # Of all saves but the last one, each member has written its part, or failed, before it took part in this call.
+        # What lacks is that of members which are gone: the side thread sees now whether this member is to write it.
+        if len(self._whole) > 1 and not hurries():
+            with self._idle:
+                self.pending += 1
+                self._saving += 1
+            self._tasks.put(Review())
+            return self._await_saves(hurries, time.monotonic() + within_s)
+        return True
+
+    def _await_saves(self, hurries: Callable[[], bool], until_s: float) -> bool:
+        """Wait until this member's parts of all saves are written or have failed. False: not until then."""
+        while True:
+            with self._idle:
+                if self._idle.wait_for(lambda: self._saving == 0, ROOM_POLL_S):
+                    return True
+            if hurries():  # asked without the lock: it takes others
+                return True
+            if time.monotonic() > until_s:
+                return False
+
+    @property
+    def _whole(self) -> list[SaverTask]:
+        """The saves with the parts of all ranks that are not complete yet, the newest one last."""
+        return [task for task in list(self._unfinished.values()) if task.series != PERIODIC and task.shares]
 
     def await_written(self, within_s: float) -> bool:
         """Wait until this member's parts are written or have failed. Whether that has happened in time."""
@@ -169,21 +224,33 @@ class Saver:
                 task = self._tasks.get(timeout=look_s if self._unfinished else None)
             except queue.Empty:
                 look_s = NOTES_POLL_S if self._finishing else min(NOTES_POLL_MAX_S, 2 * look_s)
-                for task in list(self._unfinished.values()):
-                    self._guarded(task, self._complete)
+                self._look()
                 with self._idle:
                     self._idle.notify_all()
                 continue
             look_s = NOTES_POLL_S
             if isinstance(task, Prune):
                 self._prune(task)
+            elif isinstance(task, Review):
+                self._review()
             else:
                 self._unfinished.pop(task.series, None)
                 self._guarded(task, self._write)
+            saved = isinstance(task, Review) or (isinstance(task, SaverTask) and task.series != PERIODIC)
             del task
             with self._idle:
                 self.pending -= 1
+                self._saving -= saved
                 self._idle.notify_all()
+
+    def _look(self) -> None:
+        for task in list(self._unfinished.values()):
+            self._guarded(task, self._complete)
+
+    def _review(self) -> None:
+        self._look()
+        for task in self._whole[:-1]:
+            self._unfinished[task.series] = replace(task, shares={})  # the others' notes may still complete it
 
     def _guarded(self, task: SaverTask, act: Callable[[SaverTask], None]) -> None:
         """Journal what goes wrong with a checkpoint; training goes on."""
