@@ -28,7 +28,6 @@ from runtime.frontends.restart.rounds import (
     Blame,
     CopyThin,
     Decision,
-    Failure,
     GoOn,
     Hang,
     HashKept,
@@ -38,6 +37,7 @@ from runtime.frontends.restart.rounds import (
     ScriptState,
     StartScript,
 )
+from runtime.frontends.restart.script_failure import Failure
 from runtime.frontends.restart.step_records import StepRecords
 from runtime.recovery.kept.choice import NO_ROUND, HeldSegment, RoundNumber, mirrors_of, newest_whole
 from runtime.session import StepRecord

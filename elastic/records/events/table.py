@@ -166,6 +166,9 @@ ROWS = (
     _worker("kept_awaited", "step nodes", "round {generation} waits up to 30 s for a node whose memory has step {step}",
         "By rank 0. What the members have is older, or not whole", WARN,
         console="the scripts wait up to 30 s for a node whose memory has step {step}"),
+    _worker("kept_room_awaited", "because", "round {generation} waits up to 30 s for room in memory: {because}",
+        "By rank 0. Without room on each machine the round begins without what elastic.keep has kept, and it is void",
+        WARN, console="the scripts wait up to 30 s for room in memory: {because}"),
     _worker("kept_incomplete", "because", "round {generation} finds no whole step in memory: {because}. The script "
         "begins with its own files, if it has any", "By rank 0. A part is what one rank has kept", BAD,
         console="what was kept in memory is lost: {because}; the scripts begin with their own files"),
@@ -180,14 +183,12 @@ ROWS = (
     # Workers: checkpoints and snapshots
     _worker("checkpoint_part_written", "series entry bytes stall_ms seconds cpu_s", "", "The worker's own part is "
         "durable", HIDDEN),
-    _worker("checkpoint_part_taken_over", "series entry of", "", "The worker has written the part of the dead member "
-        "`of`"),
+    _worker("checkpoint_part_taken_over", "series entry of", "", "It has written the part of the dead member `of`"),
     _worker("checkpoint_complete", "series entry step bytes", "", "All parts are there, and the manifest is durable",
         HIDDEN, feeds=_SAVED),
     _worker("checkpoint_skipped", "step because", "", "The checkpoint before is still being written, so there is none "
         "of this step. If there are many, take checkpoints less often", feeds=(SAVES,)),
-    _worker("checkpoint_retried", "entry because attempt", "", "An object store answered with an error; it is asked "
-        "again"),
+    _worker("checkpoint_retried", "entry because attempt", "", "An object store gave an error, and is asked again"),
     _worker("checkpoint_failed", "series entry because", "", "There is no such checkpoint; training goes on, and the "
         "next checkpoint is tried", BAD, feeds=(SAVES,), console="{who} could not make the checkpoint {entry}; "
         "training goes on: {because}"),
@@ -205,8 +206,7 @@ ROWS = (
         "`elastic status` says what to do", HIDDEN, feeds=(SAVES,)),
     _worker("snapshot_failed", "series entry because", "", "There is no such snapshot; the node keeps the one before. "
         "See what fills /dev/shm and the memory", BAD, feeds=(SAVES,)),
-    _worker("snapshots_not_pruned", "series because", "", "The snapshot before could not be removed; it is tried again "
-        "after the next one"),
+    _worker("snapshots_not_pruned", "series because", "", "The one before is not removed; tried again after the next"),
     _worker("snapshots_off", "because", "", "The memory of this node takes no snapshots in this run. Give it more "
         "memory, or say `--snapshot-every off`", WARN),
     _worker("snapshot_set_aside", "entry because instead", "", "A snapshot cannot be read, and is removed; `instead` "

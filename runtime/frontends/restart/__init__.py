@@ -5,6 +5,7 @@ child processes of it, as under torchrun's agent: with torchrun's environment, f
 of the job: when the generation changes, all workers end their scripts and start them for the new one.
 
 rounds.py        a round, and what has ended it. Pure
+script_failure.py  how a script has failed, and which failure is the cause. Pure, but for the file that it reads
 step_records.py  the lines of the ledger of a job that keeps its state. Pure
 places.py        which processes of the script a worker has, and what each finds in its environment. Pure
 script_host.py   the process between a worker and one of its scripts: it forks it, and ends it when the worker is silent

@@ -32,13 +32,13 @@ class KeptSources:
         self._told = told
         self._memory = memory
 
-    def has_room(self, members: tuple[str, ...]) -> bool:
-        """Whether this machine has the memory to take part in a round. members: of the round; on one machine scripts
-        can load what was kept also where nothing more has room."""
+    def has_room(self, members: tuple[str, ...]) -> bool | None:
+        """Whether this machine has the memory to take part in a round; None: it has no room there now. members: of the
+        round; on one machine scripts can load what was kept also where nothing more has room."""
         if not self._memory or not mirrors_of(self._session.worker_id, members):
             return bool(self._memory)
         try:
-            return free_bytes(self._memory) >= ROOM_BYTES
+            return True if free_bytes(self._memory) >= ROOM_BYTES else None
         except OSError:  # it is gone
             return False
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 from elastic.protocol.worker_id import node_of
 from runtime.allreduce.reduction.partial_sum import Json
+from runtime.frontends.restart.script_failure import Failure
 from runtime.recovery.kept.choice import (
     NO_ROUND,
     HeldSegment,
@@ -29,15 +26,10 @@ from runtime.recovery.kept.digest import combined
 from runtime.recovery.kept.step_log import LoggedStep
 
 LACKING_S = 30.0
-"""Seconds for which a round waits for nodes whose memory has what lacks, before it begins with less."""
+"""Seconds for which a round waits for nodes whose memory has what lacks, or for room in the memory of its machines,
+before it begins with less."""
 IDLE_SHOWN_S = 10.0
 """After so many seconds without a processor `elastic status` says that a script is idle."""
-
-ABORTS_S = 0.1
-"""A library aborts its process more seconds than this behind the end of another one. The end of a process that aborts
-by itself is noticed sooner than that, so it counts as the first failure."""
-
-_CALL = re.compile(r'^\s*File "(.+)", line (\d+)', re.MULTILINE)
 
 
 class ScriptState(StrEnum):
@@ -49,59 +41,6 @@ class ScriptState(StrEnum):
     DONE = "done"
     """It has ended with status 0."""
     FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """How a script failed."""
-
-    status: int
-    """Exit status, or minus the signal that ended the process."""
-    at_s: float
-    """Seconds since 1970, of the worker's clock."""
-    place: str = ""
-    """File and line, where the script says it by torch's @record."""
-    message: str = ""
-
-    @classmethod
-    def read(cls, status: int, at_s: float, error_file: Path) -> Self:
-        """at_s: when it ended. error_file: where torch.distributed.elastic.multiprocessing.errors.record writes an
-        exception; a script that does not use it writes none."""
-        try:
-            written_s = error_file.stat().st_mtime  # its own timestamp is in whole seconds
-            found = json.loads(error_file.read_text())["message"]
-            extra = found["extraInfo"]
-            calls = _CALL.findall(extra["py_callstack"])
-            place = f"{calls[-1][0]}:{calls[-1][1]}" if calls else ""
-            return cls(status, written_s, place, str(found["message"]))
-        except FileNotFoundError:
-            return cls(status, at_s)
-        except (ValueError, LookupError, TypeError, AttributeError):
-            return cls(status, at_s, message=f"{error_file} cannot be read")
-
-    @property
-    def order(self) -> tuple[bool, bool, float]:
-        """The first of several is the cause: the failure of one script closes its connections, by which the others
-        fail too, some of them faster than one that was killed. A library may abort its process for that, too, as NCCL
-        does, but not at once."""
-        aborted = self.status == -signal.SIGABRT
-        return not self.is_cause, self.status >= 0 or aborted, self.at_s - ABORTS_S * aborted
-
-    @property
-    def is_from_outside(self) -> bool:
-        """Whether somebody else has ended the script, so that nobody counts it as its fault."""
-        return self.status < 0 and not self.message
-
-    @property
-    def is_cause(self) -> bool:
-        """Whether it is no consequence of another script's failure: SIGKILL. No report of another failure has to be
-        waited for."""
-        return self.is_from_outside and self.status == -signal.SIGKILL
-
-    @property
-    def said(self) -> str:
-        ended = f"signal {-self.status}" if self.status < 0 else f"exit status {self.status}"
-        return f"the script ended with {ended}" + (f": {self.message}" if self.message else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +64,9 @@ class ScriptReport:
     """Whether the worker has tried to copy what too few machines have."""
     kept: int = -1
     """The newest step that its script has kept in this round; -1: none."""
-    memory: bool = True
-    """Whether the worker has a directory in memory, in a round of several machines with room in it."""
+    memory: bool | None = True
+    """Whether the worker has a directory in memory, in a round of several machines with room in it. None: it has the
+    directory, and no room now."""
     known: KnownStep | None = None
     """The newest step of which the worker, or its machine, knows that a round has kept it."""
     lacking_s: float = 0.0
@@ -206,6 +146,13 @@ class AwaitNodes:
 
 
 @dataclass(frozen=True, slots=True)
+class AwaitRoom:
+    """No script starts yet: the memory of machines is full, perhaps for a moment only. workers: of these machines."""
+
+    workers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CopyThin:
     """Copy parts that too few machines have, each to others, before any script starts."""
 
@@ -217,8 +164,8 @@ class StartScript:
     """Start the script: all workers are ready for the round, and its store listens.
 
     source: what the script loads if it calls elastic.keep. held: the segments that each worker has found. thin: parts
-    of the source that one machine alone still has. without: workers with memory=False in their report, so that
-    no script keeps or loads anything.
+    of the source that one machine alone still has. without: workers whose report says that they have no
+    memory, or no room in it, so that no script keeps or loads anything.
     """
 
     store: tuple[str, int]
@@ -281,7 +228,8 @@ class GoOn:
     failing: bool = False
 
 
-Decision: TypeAlias = LookAtKept | AwaitNodes | CopyThin | StartScript | Blame | HashKept | AllDone | Hang | GoOn
+Begun: TypeAlias = LookAtKept | AwaitRoom | AwaitNodes | CopyThin | StartScript
+Decision: TypeAlias = Begun | Blame | HashKept | AllDone | Hang | GoOn
 
 
 def decide(
@@ -321,9 +269,7 @@ def decide(
     return _begin(store, dict(found), members) if states == {ScriptState.WAITING} and store else GoOn()
 
 
-def _begin(
-    store: tuple[str, int], waiting: Mapping[str, ScriptReport], members: Sequence[str]
-) -> LookAtKept | AwaitNodes | CopyThin | StartScript:
+def _begin(store: tuple[str, int], waiting: Mapping[str, ScriptReport], members: Sequence[str]) -> Begun:
     """All wait. What scripts have kept is looked at when none of them runs any more, on any machine.
 
     In a round in which a script kept nothing any more it has gone on, and its own files are newer than what earlier
@@ -334,14 +280,17 @@ def _begin(
         if report.held is None:
             return LookAtKept()
         held[worker] = tuple(one for one in report.held if one.round >= off)
+    may_wait = max(report.lacking_s for report in waiting.values()) < LACKING_S
     if without := tuple(worker for worker, report in waiting.items() if not report.memory):
-        return StartScript(store, without=without)
+        # To begin without what is kept makes it void on all machines, which a moment without room is not worth.
+        full = all(waiting[worker].memory is None for worker in without)
+        return AwaitRoom(without) if full and may_wait else StartScript(store, without=without)
     every = [one for segments in held.values() for one in segments]
     source = newest_whole(every)
     said = [report.known for report in waiting.values() if report.known is not None and report.known.round > off]
     known = max(said, key=lambda one: (bool(one.nodes), one), default=None)
     lacking = awaited(known, [one for one in every if one.round > off], source, members)
-    if lacking is not None and max(report.lacking_s for report in waiting.values()) < LACKING_S:
+    if lacking is not None and may_wait:
         return AwaitNodes(lacking)
     thin = () if source is None else tuple(thin_parts(held, source, members))
     if thin and not all(report.copied for report in waiting.values()):
@@ -406,7 +355,7 @@ class RoundState:
     kept: int = -1
     before: int = -1
     first: int = -1
-    memory: bool = True
+    memory: bool | None = True
     known: KnownStep | None = None
     logged: tuple[LoggedStep, ...] = ()
     tells: bool = False

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.frontends.restart.rounds import Failure
+from runtime.frontends.restart.script_failure import Failure
 from runtime.frontends.restart.script_host import ScriptExit, ScriptHost, ScriptHosts
 from runtime.frontends.restart.script_watch import ScriptWatch
 

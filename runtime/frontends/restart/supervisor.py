@@ -40,8 +40,9 @@ from runtime.allreduce.reduction.partial_sum import Json, Partial
 from runtime.allreduce.ring.process_group import store_on
 from runtime.allreduce.ring.tls import TlsContexts
 from runtime.frontends.restart import rounds
-from runtime.frontends.restart.kept_sources import KeptSources
+from runtime.frontends.restart.kept_sources import ROOM_BYTES, KeptSources
 from runtime.frontends.restart.places import RankPlace, environment, places, share
+from runtime.frontends.restart.script_failure import Failure
 from runtime.frontends.restart.script_host import HostLost, ScriptHosts
 from runtime.frontends.restart.script_timers import ENABLED, TIMER_FILE
 from runtime.frontends.restart.script_watch import where
@@ -50,7 +51,6 @@ from runtime.frontends.restart.step_records import StepRecords
 from runtime.loop.training import empty_leaf
 from runtime.recovery.kept.agreed_end import POLL_S, EndOfRound
 from runtime.recovery.kept.choice import (
-    KnownStep,
     RoundNumber,
     ThinPart,
     lost_parts,
@@ -206,7 +206,11 @@ class Supervisor:
                 self._at.memory = self._sources.has_room(place.members)
                 self._at.held, self._at.logged = self._kept.check(*mine), (*told, *self._logs.left(*mine))
             case rounds.AwaitNodes(lacking):
-                self._await_nodes(place.rank, lacking)
+                self._await(place.rank, "kept_awaited", step=lacking.step, nodes=list(lacking.nodes))
+            case rounds.AwaitRoom(workers):
+                because = f"less than {ROOM_BYTES >> 20} MB is free in the memory of {', '.join(workers)}"
+                self._await(place.rank, "kept_room_awaited", because=because)
+                self._at.memory = self._sources.has_room(place.members)
             case rounds.CopyThin(parts):
                 self._copy_thin(parts)
             case rounds.StartScript() as start:
@@ -303,12 +307,12 @@ class Supervisor:
                     self._session.note("kept_not_copied", source=part.at, step=part.held.step, because=str(error))
         self._at.copied = True
 
-    def _await_nodes(self, rank: int, lacking: KnownStep) -> None:
+    def _await(self, rank: int, event: str, **fields: object) -> None:
         """Until the next exchange. A worker of another node begins another round when it joins."""
         if self._lacking_since_s == math.inf:
             self._lacking_since_s = time.monotonic()
             if rank == 0:
-                self._session.note("kept_awaited", step=lacking.step, nodes=list(lacking.nodes))
+                self._session.note(event, **fields)
         self._scripts.wait(EXCHANGE_S)
 
     def _say_source(self, rank: int, start: rounds.StartScript) -> None:
@@ -436,7 +440,7 @@ class Supervisor:
                 ScriptsHang(f"{hang.said}; the ends of their logs show where they are"), f"round {self._at.generation}"
             )
 
-    def _fail(self, failure: rounds.Failure) -> NoReturn:
+    def _fail(self, failure: Failure) -> NoReturn:
         if failure.is_from_outside:
             self._session.note("script_killed", signal=-failure.status)
             signal.signal(-failure.status, signal.SIG_DFL) if -failure.status != signal.SIGKILL else None

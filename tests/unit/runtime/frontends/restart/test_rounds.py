@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from runtime.frontends.restart.rounds import (
+    LACKING_S,
     AllDone,
     AwaitNodes,
+    AwaitRoom,
     Blame,
     CopyThin,
-    Failure,
     GoOn,
     Hang,
     HashKept,
@@ -27,6 +28,7 @@ from runtime.frontends.restart.rounds import (
     is_settled,
     safe_step,
 )
+from runtime.frontends.restart.script_failure import Failure
 from runtime.recovery.kept.choice import HeldSegment, KeptStep, KnownStep, RoundNumber, ThinPart
 from runtime.recovery.kept.digest import combined
 from runtime.recovery.kept.step_log import LoggedStep
@@ -299,6 +301,23 @@ def test_scripts_keep_nothing_if_one_machine_has_no_directory_in_memory() -> Non
     state = RoundState(memory=False)
     state.enter(4, 3)
     assert not state.report(None).memory, "it stays so in each round"
+
+
+def test_a_machine_whose_memory_is_full_for_a_moment_is_waited_for() -> None:
+    said = reports(WAITING, WAITING, WAITING, held=WHOLE)
+    said["b.0.3"] = full = replace(said["b.0.3"], memory=None)
+    assert decide(said, MEMBERS, 4, failing=False) == AwaitRoom(("b.0.3",))
+    said["b.0.3"] = replace(full, lacking_s=1.0)
+    assert decide(said, MEMBERS, 4, failing=False) == AwaitRoom(("b.0.3",))
+    said["b.0.3"] = replace(full, memory=True)
+    found = decide(said, MEMBERS, 4, failing=False)
+    assert isinstance(found, CopyThin), "it goes on from what was kept"
+    said["b.0.3"] = ScriptReport.from_json(json.loads(json.dumps(replace(full, lacking_s=LACKING_S).to_json())))
+    assert decide(said, MEMBERS, 4, failing=False) == StartScript(STORE, without=("b.0.3",))
+    said["b.0.3"] = full
+    said["a.1.0"] = replace(said["a.1.0"], memory=False)
+    found = decide(said, MEMBERS, 4, failing=False)
+    assert isinstance(found, StartScript), "a machine without the directory never has room"
 
 
 def off(said: dict[str, ScriptReport], number: RoundNumber) -> dict[str, ScriptReport]:

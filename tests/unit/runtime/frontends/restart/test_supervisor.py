@@ -57,13 +57,13 @@ def test_a_part_for_which_there_is_no_memory_is_not_copied_and_the_round_begins(
     ("members", "free", "wanted"),
     [
         (("a.0.0", "b.0.0"), ROOM_BYTES, True),
-        (("a.0.0", "b.0.0"), ROOM_BYTES - 1, False),
+        (("a.0.0", "b.0.0"), ROOM_BYTES - 1, None),
         (("a.0.0", "a.1.0"), 0, True),
         (("a.0.0", "b.0.0"), None, False),
     ],
 )
 def test_a_machine_without_room_takes_no_part_where_scripts_have_to_be_told_of_others(
-    members: tuple[str, ...], free: int | None, wanted: bool, monkeypatch: pytest.MonkeyPatch
+    members: tuple[str, ...], free: int | None, wanted: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """free: bytes; None: the directory is gone."""
 
