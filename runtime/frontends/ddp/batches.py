@@ -67,7 +67,7 @@ def iterate(script: RankScript, original: Any, loader: DataLoader[Any]) -> Itera
 
     training = all(model.training for model in script.objects.wrapped) or _calls_backward(script)
     training = training and torch.is_grad_enabled()
-    again = script.epochs.again(sampler) if training else 0
+    again = script.epochs.again(sampler, int(getattr(sampler, "epoch", 0))) if training else 0
 
     def source(position: Position) -> SamplerSource:
         return SamplerSource(loader, sampler, script.ranks, position, again)

@@ -43,6 +43,12 @@ def sampler_of(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
     return None
 
 
+def seed_again(seed: int, again: int) -> int:
+    """Of the random numbers that the batches of a loop draw. again: how often a loop has begun in the same epoch of
+    the sampler or loader before: the order may repeat then, but what a batch draws is new."""
+    return derived_seed(b"epoch again", f"{seed},{again}".encode()) if again else seed
+
+
 class WorkerInit:
     """The worker_init_fn of a loader, for which torch would have processes. It is called in each process that fetches,
     also in the worker itself, which fetches what was not guessed: a batch must not depend on who fetches it."""
@@ -260,9 +266,7 @@ class SamplerSource(ListedSource):
 
     @property
     def seed(self) -> int:
-        own = int(getattr(self._sampler, "seed", 0))
-        # Without set_epoch() the order repeats, but what a batch draws is new in each epoch.
-        return derived_seed(b"epoch again", f"{own},{self._again}".encode()) if self._again else own
+        return seed_again(int(getattr(self._sampler, "seed", 0)), self._again)
 
     @property
     def epoch(self) -> int:

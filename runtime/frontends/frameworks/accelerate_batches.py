@@ -12,8 +12,11 @@ from runtime.frontends.ddp import mistakes
 from runtime.frontends.ddp.batches import TrainingBatches
 from runtime.frontends.ddp.rank_script import RankScript, Turn
 from runtime.frontends.ddp.rank_source import Position
-from runtime.frontends.ddp.sampler_source import ListedSource
+from runtime.frontends.ddp.sampler_source import ListedSource, seed_again
 from runtime.frontends.frameworks.rank_batches import split
+
+AGAIN = "again"
+"""Name of what a source says for those who come later: how often loops have begun with its epoch before."""
 
 
 class TurnState(Protocol):
@@ -29,9 +32,11 @@ class TurnState(Protocol):
 class PreparedBatches(ListedSource):
     """One epoch of a DataLoader that accelerate has prepared. Its samplers draw once, when this object is made."""
 
-    def __init__(self, loader: Any, ranks: int, position: Position) -> None:
-        """Raises ConfigError for ranks with unequally many batches."""
+    def __init__(self, loader: Any, ranks: int, position: Position, again: int = 0) -> None:
+        """again: how often a loop has begun with the loader's epoch before this one, as behind one that was left by
+        `break`, which accelerate does not count. Raises ConfigError for ranks with unequally many batches."""
         self._epoch = int(loader.iteration)
+        self._again = again
         self._prepared = loader
         with randomness_kept():
             seed_fetch(self.seed, self._epoch, -1, 0)  # some draw from the global generators, alike in all ranks
@@ -61,11 +66,15 @@ class PreparedBatches(ListedSource):
 
     @property
     def seed(self) -> int:
-        return 0
+        return seed_again(0, self._again)
 
     @property
     def epoch(self) -> int:
         return self._epoch
+
+    def about(self) -> dict[str, Any]:
+        about = super().about()
+        return {**about, AGAIN: self._again} if self._again else about
 
     def fetch_ahead(self, number: int, rank: int, own: tuple[int, ...] | None) -> Any:
         return self.to_device(super().fetch_ahead(number, rank, own))
@@ -119,6 +128,7 @@ class PreparedTraining(TrainingBatches):
         self._loader = loader
         self._state = state
         self._source: PreparedBatches | None = None
+        self._again = script.epochs.again(loader, int(loader.iteration))
         super().__init__(script, self._made)
 
     def _made(self, position: Position) -> PreparedBatches:
@@ -127,7 +137,9 @@ class PreparedTraining(TrainingBatches):
         there = self._script.data_of_others
         if there is not None and "sampler_epoch" in there:
             self._loader.set_epoch(there["sampler_epoch"])
-        self._source = PreparedBatches(self._loader, self._script.ranks, position)
+            self._again = int(there.get(AGAIN, 0))
+            self._script.epochs.told(self._loader, there["sampler_epoch"], self._again)
+        self._source = PreparedBatches(self._loader, self._script.ranks, position, self._again)
         return self._source
 
     def __next__(self) -> Any:

@@ -22,21 +22,26 @@ class ScriptEpochs:
         self._began_with: int | None = None
         """The number that the script had given its sampler when the job began; None: not known."""
         self._begun: WeakKeyDictionary[object, tuple[int, int]] = WeakKeyDictionary()
-        """Sampler of a training loop -> its epoch, and how often a loop has begun with that before the last one."""
+        """What counts the epochs of a training loop, its sampler or its loader -> its epoch, and how often a loop has
+        begun with that before the last one."""
 
     @property
     def passed_by(self) -> bool:
         """Whether the job has been through this epoch before this worker came."""
         return self.now < self.entry
 
-    def again(self, sampler: object) -> int:
-        """A training loop begins: how often one has begun before without another set_epoch() of its sampler. All
-        workers go through the same loops, also those that they pass by."""
-        epoch = int(getattr(sampler, "epoch", 0))
-        before, count = self._begun.get(sampler, (epoch, -1))
+    def again(self, counts: object, epoch: int) -> int:
+        """A training loop begins: how often one has begun before in the same epoch of its sampler or loader, which
+        counts its epochs. All workers go through the same loops, also those that they pass by."""
+        before, count = self._begun.get(counts, (epoch, -1))
         count = count + 1 if before == epoch else 0
-        self._begun[sampler] = epoch, count
+        self._begun[counts] = epoch, count
         return count
+
+    def told(self, counts: object, epoch: int, again: int) -> None:
+        """Others say what `again` has given for the loop that has begun: this worker has not seen how those were left
+        that it has passed by."""
+        self._begun[counts] = epoch, again
 
     def begin(self, source: RankSource, there: Mapping[str, Any] | None, *, joining: bool) -> None:
         """Begin with the job's first epoch, or, if the script has found a snapshot of its own, with the one whose

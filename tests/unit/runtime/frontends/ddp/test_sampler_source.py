@@ -257,7 +257,8 @@ def test_without_set_epoch_each_epoch_draws_other_random_numbers() -> None:
     loader, epochs = DataLoader(Noisy(), 4, sampler=sampler), ScriptEpochs()
 
     def begun() -> Any:
-        return SamplerSource(loader, sampler, RANKS, Position(), epochs.again(sampler)).fetch(0, 1)
+        again = epochs.again(sampler, sampler.epoch)
+        return SamplerSource(loader, sampler, RANKS, Position(), again).fetch(0, 1)
 
     first, second = begun(), begun()
     assert not same(first, second)
