@@ -1,8 +1,9 @@
 """Batches fetched ahead by other processes, which live as long as the loader and do not depend on the world.
 
 The next batches are guessed: this worker's shards in order, step after step, as long as the world does not change. A
-wrong guess costs one fetch in this process, and its batch is dropped. The batches have the same bits either way,
-because a fetch depends on (epoch, step, shard) only.
+wrong guess costs one fetch, and its batch is dropped. The batches have the same bits either way, because a fetch
+depends on (epoch, step, shard) only, and on what the script has changed in the data: either the processes start anew
+behind such a change, or it holds for none of them, and this process fetches nothing itself.
 """
 
 from __future__ import annotations
@@ -64,10 +65,13 @@ class Habit:
 class Prefetcher:
     """Starts its processes with the first batch that is asked for; they end with `close`, or with this process."""
 
-    def __init__(self, fetch: Callable[[int, int, int], Any], processes: int, *read: object) -> None:
+    def __init__(self, fetch: Callable[[int, int, int], Any], processes: int, *read: object, here: bool = True) -> None:
         """fetch(epoch, step, shard): see Loader.fetch. processes: at least 1. read: the objects that it reads. If the
-        script changes a plain attribute of them, processes start anew, because they have copies."""
+        script changes a plain attribute of them, processes start anew, because they have copies. here: whether what
+        was not guessed is fetched in this process; else one of the processes does it, so that all batches are made of
+        the copies, which are those of the first batch."""
         self._fetch = fetch
+        self._here = here
         self._read = read
         self._mark: list[object] = []
         """What the attributes were when the processes started."""
@@ -115,6 +119,9 @@ class Prefetcher:
         if habit != self._habit or wanted not in self._expected:
             self._habit, self._guesses, self._expected = habit, habit.after(wanted), set()
         self._expected = {key for key in self._expected if key > wanted}
+        if not guessed and not self._here:
+            holder, guessed = min(self._fetchers, key=lambda fetcher: len(fetcher.asked)), True
+            holder.ask((wanted.epoch, wanted.step, wanted.shard), wanted)
         self._ask()
         while holder is not None and wanted not in self._received:
             self._receive(holder)

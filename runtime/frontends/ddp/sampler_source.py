@@ -133,11 +133,13 @@ class ListedSource(RankSource):
         return [{"n": len(indices), "sha256": hash_of(indices)} for indices in given]
 
     def fetch_ahead(self, number: int, rank: int, own: tuple[int, ...] | None) -> Any:
-        """By the processes that the loader asks for with num_workers."""
+        """By the processes that the loader asks for with num_workers, whoever is lost: what the script changes in the
+        dataset or collate_fn meanwhile holds from the next epoch on, as with torch's processes, which have copies of
+        them from the beginning of the epoch."""
         if not self._loader.num_workers or own is None:
             return self.fetch(number, rank)
         if self._prefetcher is None:
-            self._prefetcher = Prefetcher(lambda _, *batch: self.fetch(*batch), self._loader.num_workers)
+            self._prefetcher = Prefetcher(lambda _, *batch: self.fetch(*batch), self._loader.num_workers, here=False)
         return self._prefetcher.get(Wanted(0, number, 0, rank), Habit(own, len(self)))
 
     def fetch(self, number: int, rank: int) -> Any:

@@ -109,6 +109,22 @@ def here() -> tuple[Prefetcher, list[int]]:
     return MADE[-1], missed
 
 
+def test_a_prefetcher_can_leave_each_fetch_to_its_processes() -> None:
+    """Whatever is asked for: other shards, an earlier step, another pass, a shard twice."""
+    value = [1]
+
+    def fetch(epoch: int, step: int, shard: int) -> tuple[int, int, int, int]:
+        return os.getpid(), value[0], step, shard
+
+    MADE.append(Prefetcher(fetch, 2, here=False))
+    asked = [(0, 0, 0, (0, 1)), (0, 1, 0, (0, 1)), (0, 3, 0, ALL), (7, 2, 0, ALL), (7, 3, 0, ALL), (2, 0, 0, (0,))]
+    asked += [(2, 0, 1, (0,)), (2, 0, 1, (0,)), (3, 1, 0, (1,)), (3, 3, 0, (3,)), (3, 2, 0, (2,)), (4, 1, 0, (1,))]
+    for step, shard, pass_no, own in asked:
+        pid, found, *place = MADE[-1].get(wanted(step, shard, pass_no), Habit(own, 99))
+        value[0] += 1
+        assert pid != os.getpid() and found == 1 and place == [step, shard]
+
+
 def answered(prefetcher: Prefetcher) -> None:
     """Wait until each process has answered what it was asked first."""
     for fetcher in prefetcher._fetchers:

@@ -346,7 +346,7 @@ def opens(worker: int) -> None:
 
 
 def test_the_loaders_worker_init_fn_is_called_wherever_a_batch_is_fetched() -> None:
-    """The first batch of an epoch, a newcomer's, and those of an evaluation are fetched in the worker itself."""
+    """A newcomer's first batch, and those of an evaluation are fetched in the worker itself."""
     DATA_OPENED.base = -1
     loader = made(DATA_OPENED, 0, 0, {"shuffle": False}, False, batch_size=3, num_workers=1, worker_init_fn=opens)
     source = source_of(loader)
@@ -357,6 +357,36 @@ def test_the_loaders_worker_init_fn_is_called_wherever_a_batch_is_fetched() -> N
     finally:
         source.close()
     assert found[0].tolist() == [100, 104, 108] and found[-1].tolist() == [112, 116, 120]
+
+
+@pytest.mark.parametrize("what", ["dataset", "collator"])
+def test_a_change_in_mid_epoch_holds_from_the_next_epoch_on_whoever_fetches(what: str) -> None:
+    """As in torch, whose processes have copies from the beginning of the epoch. Rank 2 is taken over from a worker that
+    is lost behind the change: nobody has guessed that."""
+    dataset = Opened()
+    dataset.base = 0
+    loader = made(dataset, 0, 0, {"shuffle": False}, False, batch_size=3, num_workers=1)
+    in_torch, collate = made(dataset, 2, 0, {"shuffle": False}, False, batch_size=3, num_workers=1), loader.collate_fn
+
+    def change() -> None:
+        if what == "dataset":
+            dataset.base = 500
+        else:
+            loader.collate_fn = in_torch.collate_fn = lambda samples: 500 + collate(samples)
+
+    source, epoch = source_of(loader), iter(in_torch)
+    try:
+        assert max(source.fetch_ahead(0, 0, (0,))) < 500 and max(next(epoch)) < 500
+        change()
+        own = (0, 2)
+        assert source.fetch_ahead(1, 2, own).tolist() == next(epoch).tolist()
+        assert max(source.fetch_ahead(2, 0, own)) < 500
+        after, next_epoch = source_of(loader), iter(in_torch)
+        assert after.fetch_ahead(0, 2, own).tolist() == next(next_epoch).tolist()
+        assert min(after.fetch_ahead(0, 0, own)) >= 500
+        after.close()
+    finally:
+        source.close()
 
 
 def test_a_worker_init_fn_is_called_once_in_a_process_as_if_in_the_first_process_of_the_loader() -> None:
