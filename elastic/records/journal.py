@@ -177,6 +177,11 @@ def read_all(job_dir: Path, events: Collection[str] = ()) -> list[Line]:
     return sorted(lines, key=lambda line: line["t_mono_ns"])
 
 
+def on_wall_clock(line: Line) -> Line:
+    """For lines of several machines, whose monotonic clocks cannot be compared: t_mono_ns is that of t_wall."""
+    return {**line, "t_mono_ns": int(line["t_wall"] * 1e9)}
+
+
 def merge(job_dir: Path) -> Path:
     """Write ``journal.jsonl``, all lines of the job by time, in place of an earlier merge. Returns its path."""
     target = job_dir / "journal.jsonl"
@@ -205,6 +210,7 @@ class _Episode:
 
     def turn(self, phase: str, now_ns: int) -> None:
         """Begin a phase. The time since the last call belongs to the phase that ends."""
+        now_ns = max(now_ns, self.clock_ns)  # clocks of several machines differ a little
         self.spent_ns[self.phase] += now_ns - self.clock_ns
         self.phase, self.clock_ns = phase, now_ns
 
@@ -311,10 +317,11 @@ class Recoveries:
 
 
 def recoveries(lines: Iterable[Line]) -> list[Line]:
-    """Each loss of a job, in order, with the time of each phase. Lines as `read_all` gives them.
+    """Each loss of a job, in order, with the time of each phase. Lines as `read_all` gives them; those of several
+    machines by `on_wall_clock`.
 
     Keys: generation (the one that goes on), lost (worker ids), because, complete (False: the journal or the job
-    ends, or the next loss comes, before the operation was complete again), started_ns (CLOCK_MONOTONIC of
+    ends, or the next loss comes, before the operation was complete again), started_ns (t_mono_ns of
     quiesce_started), and in milliseconds
 
         detect_ms    fault (or its first sign if no harness wrote it) -> quiesce_started

@@ -60,6 +60,8 @@ def _trace(options: argparse.Namespace) -> int:
     living = {worker for job_dir, lines in by_dir.items() if is_live(job_dir) for worker in _living(lines)}
     flights = [flight for job_dir in job_dirs for flight in flight_recorder.read_all(job_dir)]
     lines = sorted(chain(*by_dir.values()), key=lambda line: float(line["t_wall"]))
+    if len(job_dirs) > 1:
+        lines = list(map(journal.on_wall_clock, lines))
     found = spans.of_job(lines, flights, living, time.time_ns())
     job = str((read_json(job_dirs[0] / "job.json") or {}).get("name", ""))
     if options.otlp:

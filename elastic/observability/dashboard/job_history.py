@@ -19,7 +19,7 @@ from elastic.metrics.time_spent import TimeSpent
 from elastic.observability.dashboard.thinned_series import ThinnedSeries
 from elastic.records.events import problems, story
 from elastic.records.events.table import ROWS, SAVES, row
-from elastic.records.journal import Line, Recoveries
+from elastic.records.journal import Line, Recoveries, on_wall_clock
 from elastic.records.ledger_tail import samples_of
 
 KEPT_EVENTS = 20_000
@@ -55,7 +55,7 @@ class PageEvent:
 
 class JobHistory:
     """A JobReader (elastic/records/job_follower.py). Any thread may call its methods. leader_only: the journals are
-    those of leaders and agents, without those of workers."""
+    those of leaders and agents of several machines, without those of workers."""
 
     events = EVENTS
 
@@ -104,13 +104,13 @@ class JobHistory:
         with self._lock:
             try:
                 self._see(line)
-            except (AttributeError, LookupError, TypeError, ValueError) as error:
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 said = f"a line of a journal cannot be read: {type(error).__name__}: {error}"[:200]
                 told = {"t": self._seen_s, "generation": 0, "because": "", "event": "unreadable", "level": "warn"}
                 self._put("moment", {**told, "said": said, "worker": "", "node": ""})
 
     def _see(self, line: Line) -> None:
-        recovery = self._recoveries.see(line)
+        recovery = self._recoveries.see(on_wall_clock(line) if self._leader_only else line)
         self._spent.see(line, recovery)
         self._seen_s = max(self._seen_s, float(line["t_wall"]))
         event = line["event"]

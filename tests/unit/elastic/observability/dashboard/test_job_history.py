@@ -216,3 +216,30 @@ def test_a_job_that_has_gone_on_has_not_ended() -> None:
     assert history.summary(START_S + 9)["time"]["total_s"] == pytest.approx(2.0)
     history.ended(None)
     assert history.summary(START_S + 11.1)["time"]["total_s"] == pytest.approx(10.0)
+
+
+def seen_from_afar() -> list[dict[str, Any]]:
+    """The lines of a loss without those of workers, which the dashboard of a fleet does not read."""
+    return [one for one in a_loss(3.0, 1, "n.1.0", ["n.0.0"]) if one["event"] not in ("ring_up", "op_complete")]
+
+
+@pytest.mark.parametrize("apart_s", [-3e6, 0.0, 3e6])
+def test_the_machines_of_a_fleet_have_clocks_of_their_own(apart_s: float) -> None:
+    """The agent, and the leader that takes over when the generation is published, are on other machines."""
+    history = JobHistory(leader_only=True)
+    for one in [line("running", 0.0), *seen_from_afar()]:
+        elsewhere = one["event"] in ("worker_dying", "published", "running")
+        history.see({**one, "t_mono_ns": one["t_mono_ns"] + round(elsewhere * apart_s * 1e9)})
+    (told,) = history.document()["recoveries"]
+    phases = [told[f"{phase}_ms"] for phase in ("detect", "abort", "decide", "build")]
+    assert phases == pytest.approx([100, 100, 100, 100], abs=0.01)
+    assert history.summary(START_S + 10)["time"]["training_s"] == pytest.approx(9.6)
+
+
+def test_no_phase_takes_less_than_no_time_where_the_clock_of_a_new_leader_is_slow() -> None:
+    history = JobHistory(leader_only=True)
+    for one in seen_from_afar():
+        slow_s = 0.25 if one["event"] in ("published", "running") else 0.0
+        history.see({**one, "t_wall": one["t_wall"] - slow_s})
+    (told,) = history.document()["recoveries"]
+    assert [round(told[f"{phase}_ms"]) for phase in ("abort", "decide", "build")] == [100, 0, 0]

@@ -288,3 +288,20 @@ def test_a_job_without_a_line_yet_is_an_empty_trace(tmp_path: Path, capsys: pyte
     (tmp_path / "job.json").write_text('{"name": "gpt"}')
     assert cli.main(["trace", "--job-dir", str(tmp_path)]) == ExitCode.DONE
     assert json.loads(capsys.readouterr().out)["otherData"] == {"job": "gpt"}
+
+
+def test_directories_of_several_machines_are_told_by_the_wall_clock(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["trace"]
+    for node, since_boot_ms in (("a", 0), ("b", -3_000_000_000)):
+        path = tmp_path / node / "journal" / "one.jsonl"
+        path.parent.mkdir(parents=True)
+        (tmp_path / node / "job.json").write_text('{"name": "gpt"}')
+        own = [one for one in JOB if (one["event"] in ("fault_injected", "worker_exited")) == (node == "b")]
+        told = [{**one, "t_mono_ns": one["t_mono_ns"] + since_boot_ms * MS} for one in own]
+        path.write_text("".join(json.dumps(one) + "\n" for one in told))
+        words += ["--job-dir", str(tmp_path / node)]
+    assert cli.main(words) == ExitCode.DONE
+    found = json.loads(capsys.readouterr().out)["traceEvents"]
+    assert [round(it["dur"] / 1e3) for it in found if it["name"] == "detect" and it["ph"] == "X"] == [4]
