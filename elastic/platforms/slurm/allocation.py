@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from elastic.checkpoints.series import newest_at
 from elastic.errors import ConfigError, ElasticError, ExitCode
 from elastic.fleet.client import ended_text
 from elastic.platforms.common.agent_child import AgentChild, AgentPlace, Ending
@@ -107,13 +108,16 @@ def _etcd(path: str) -> str:
 
 def _begun(own: PrivateFleet, file: Path, kept: Path) -> str:
     """The name of the job. kept: the file with that of an earlier allocation; if it has ended, another job goes on from
-    its checkpoint. Exits where the job is refused, which has been said."""
+    its checkpoint, or begins again if it has none. Exits where the job is refused, which has been said."""
     resume: tuple[str, ...] = ()
     if kept.exists():
         before = own.client.job(kept.read_text().strip())
         if before["state"] != "ended":
             return str(before["job"])
-        resume = ("--resume", before["job"])
+        if newest_at(before["checkpoints"], before["identity"]) is not None:
+            resume = ("--resume", before["job"])
+        else:
+            print(f"{before['job']} has ended without a whole checkpoint; the job begins again", flush=True)
     command = children.python("elastic.cli", "submit", str(file), *resume)
     environment = {**children.own_environment(), **own.environment}
     told = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)

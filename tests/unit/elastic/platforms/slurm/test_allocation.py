@@ -166,12 +166,25 @@ def test_agents_that_have_all_ended_do_not_keep_the_allocation(here: Path, monke
 def test_the_job_of_an_earlier_allocation_goes_on(
     state: str, resumed: list[str], job: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(allocation, "newest_at", lambda url, identity: f"a checkpoint of {identity} at {url}")
     monkeypatch.setattr(Fleet, "entered", {**ENDED, "state": state})
     own: Any = Fleet("h:1", KeptFleet(here, "", "ann"))
     (here / "kept").write_text("t-1\n")
     assert allocation._begun(own, here / "job.toml", here / "kept") == job
     assert said(here) == [f"submit {here}/job.toml{words}" for words in resumed]
     assert (here / "kept").read_text().strip() == job
+
+
+def test_a_job_that_ended_without_a_checkpoint_begins_again(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "checkpoints").mkdir()
+    monkeypatch.setattr(Fleet, "entered", {**ENDED, "job": "t-9", "checkpoints": str(here / "checkpoints")})
+    own: Any = Fleet("h:1", KeptFleet(here, "", "ann"))
+    (here / "kept").write_text("t-9\n")
+    assert allocation._begun(own, here / "job.toml", here / "kept") == "t-1"
+    assert said(here) == [f"submit {here}/job.toml"] and (here / "kept").read_text() == "t-1"
+    assert capsys.readouterr().out == "t-9 has ended without a whole checkpoint; the job begins again\n"
 
 
 def test_a_job_that_is_refused_or_not_known_is_no_silent_new_one(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
