@@ -104,7 +104,7 @@ class Authority:
         ca, ca_key = self._issuers[issuer]
         key = ec.generate_private_key(ec.SECP256R1())
         until = min(_now() + timedelta(days=days), ca.not_valid_after_utc)
-        builder = _builder(name, ca.subject, key.public_key(), until)
+        builder = _builder(name, ca.subject, key.public_key(), ca_key.public_key(), until)
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         builder = builder.add_extension(x509.ExtendedKeyUsage(list(usages)), critical=False)
         if names:
@@ -134,7 +134,8 @@ def create(directory: Path, days: int | None = None) -> None:
         key = ec.generate_private_key(ec.SECP256R1())
         told_apart = f"{subject} {secrets.token_hex(4)}"  # two authorities may be trusted at once
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, told_apart)])
-        builder = _builder(told_apart, name, key.public_key(), _now() + timedelta(days=days))
+        until = _now() + timedelta(days=days)
+        builder = _builder(told_apart, name, key.public_key(), key.public_key(), until)
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
         builder = builder.add_extension(usage, critical=True)
@@ -142,8 +143,11 @@ def create(directory: Path, days: int | None = None) -> None:
         write_atomically(directory / file, _cert_pem(builder.sign(key, hashes.SHA256())))
 
 
-def _builder(name: str, issuer: x509.Name, key: ec.EllipticCurvePublicKey, until: datetime) -> x509.CertificateBuilder:
-    return x509.CertificateBuilder(
+def _builder(
+    name: str, issuer: x509.Name, key: ec.EllipticCurvePublicKey, signer: ec.EllipticCurvePublicKey, until: datetime
+) -> x509.CertificateBuilder:
+    """With the identifiers of both keys, without which Python 3.13, as RFC 5280, believes no certificate."""
+    builder = x509.CertificateBuilder(
         subject_name=x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]),
         issuer_name=issuer,
         public_key=key,
@@ -151,6 +155,9 @@ def _builder(name: str, issuer: x509.Name, key: ec.EllipticCurvePublicKey, until
         not_valid_before=_now() - BACKDATED,
         not_valid_after=until,
     )
+    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    issued_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer)
+    return builder.add_extension(issued_by, critical=False)
 
 
 def _load(directory: Path, file: str) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:

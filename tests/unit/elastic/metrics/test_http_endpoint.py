@@ -5,19 +5,22 @@ from __future__ import annotations
 import http.client
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cryptography import x509
 
 from elastic.errors import ConfigError
 from elastic.metrics import http_endpoint
 from elastic.metrics.http_endpoint import HttpEndpoint
 from elastic.metrics.metric_registry import MetricRegistry
 from elastic.metrics.option import address_of
+from elastic.platforms.k8s import probe
 from elastic.security.certificate_authority import Authority, create
-from elastic.security.keyring import Keyring, of_role
+from elastic.security.keyring import FLEET_CA, Keyring, of_role
 from elastic.security.roles import NODE_NAME, SERVER_NAME, Role
 
 WAIT_S = 60.0
@@ -156,3 +159,46 @@ def test_with_certificates_viewers_and_operators_are_let_in_and_nobody_else(
         with pytest.raises((OSError, http.client.HTTPException)):
             get(served, "/metrics")
         assert asked(Role.VIEWER)[0] == 200
+
+
+@pytest.fixture
+def strict(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ssl.SSLContext]:
+    """What create_default_context() gives from Python 3.13 on."""
+    usual = ssl.create_default_context
+
+    def made(**given: Any) -> ssl.SSLContext:
+        context = usual(**given)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", made)
+    return made
+
+
+def test_who_checks_strictly_believes_what_the_authority_issues(
+    tmp_path: Path, strict: Callable[..., ssl.SSLContext]
+) -> None:
+    create(tmp_path / "ca")
+    issuer = Authority(tmp_path / "ca")
+    with opened(keyring=certificate(issuer, tmp_path / "n", "n", Role.WORKER)) as served:
+        certificate(issuer, tmp_path / "ann", "ann", Role.VIEWER)
+        context = strict(cafile=str(tmp_path / "ann" / FLEET_CA))
+        context.load_cert_chain(tmp_path / "ann" / f"{Role.VIEWER}.pem")
+        assert get(served, "/metrics", context, NODE_NAME)[0] == 200
+
+
+def test_a_pod_is_asked_with_certificates_of_before_too(
+    tmp_path: Path, strict: Callable[..., ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert strict().verify_flags & ssl.VERIFY_X509_STRICT
+    add = x509.CertificateBuilder.add_extension
+
+    def without(builder: x509.CertificateBuilder, value: x509.ExtensionType, critical: bool) -> Any:
+        identifies = isinstance(value, x509.SubjectKeyIdentifier | x509.AuthorityKeyIdentifier)
+        return builder if identifies else add(builder, value, critical=critical)
+
+    monkeypatch.setattr(x509.CertificateBuilder, "add_extension", without)
+    create(tmp_path / "ca")
+    Authority(tmp_path / "ca").issue("n", [Role.AGENT, Role.VIEWER], tmp_path / "n")
+    with opened(keyring=of_role(tmp_path / "n", Role.WORKER)) as served:
+        assert probe.ask("healthz", int(served.address.rpartition(":")[2]), tmp_path / "n", probe.Probed.AGENT) == "ok"

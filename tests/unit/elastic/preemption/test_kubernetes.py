@@ -142,17 +142,24 @@ class Server(ThreadingHTTPServer):
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kubernetes")])
         now = datetime.now(UTC)
-        made = x509.CertificateBuilder(name, name, key.public_key(), 1, now - timedelta(1), now + timedelta(1))
         host = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-        cert = made.add_extension(host, critical=False).sign(key, hashes.SHA256())
-        (mounted / "ca.crt").write_bytes(cert.public_bytes(serialization.Encoding.PEM))
+        for file, subject, about in (
+            ("ca.crt", name, x509.BasicConstraints(ca=True, path_length=None)),
+            ("own.crt", x509.Name([]), host),
+        ):
+            serial = x509.random_serial_number()
+            made = x509.CertificateBuilder(
+                name, subject, key.public_key(), serial, now - timedelta(1), now + timedelta(1)
+            )
+            cert = made.add_extension(about, critical=True).sign(key, hashes.SHA256())
+            (mounted / file).write_bytes(cert.public_bytes(serialization.Encoding.PEM))
         plain = serialization.NoEncryption()
         pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
         (mounted / "key").write_bytes(pem)
         (mounted / "namespace").write_text("train\n")
         (mounted / "token").write_text("first\n")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(mounted / "ca.crt", mounted / "key")
+        context.load_cert_chain(mounted / "own.crt", mounted / "key")
         self.socket = context.wrap_socket(self.socket, server_side=True)
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -186,6 +193,19 @@ def begun(server: Server) -> NoticeSource:
     source, _ = server.sources()
     assert [source.look(), source.look()] == [None, None]
     return source
+
+
+def test_a_cluster_whose_certificates_name_no_keys_is_believed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From Python 3.13 on create_default_context() asks for such names."""
+    usual = ssl.create_default_context
+
+    def strict(**given: Any) -> ssl.SSLContext:
+        context = usual(**given)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", strict)
+    begun(server)
 
 
 def test_a_node_is_read_once_and_watched_from_there(server: Server) -> None:
