@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from elastic.metrics.follower import CLOSED_S
 from elastic.metrics.job_fold import show_status
 from elastic.metrics.metric_registry import MetricRegistry
 from elastic.protocol import membership
@@ -30,6 +31,8 @@ class ReplicaMetrics:
     def __init__(self, registry: MetricRegistry) -> None:
         self._registry = registry
         self._known: set[str] = set()
+        self._closed_s: dict[str, float] = {}
+        """Job that is over -> when that was seen first."""
         self._read_s = float("-inf")
         self.url = ""
         """Where it is served."""
@@ -74,7 +77,12 @@ class ReplicaMetrics:
         self._registry.put("elastic_fleet_slots", max(0, sum(node["slots"] for node in up) - taken), "free")
 
     def show_jobs(self, leads: Mapping[str, JobEntry]) -> None:
-        """A job that another replica leads has only `elastic_leader` here, which is 0, and what was counted before."""
+        """A job that another replica leads has only `elastic_leader` here, which is 0, and what was counted before. One
+        that is over for CLOSED_S has nothing, though the replica still knows it."""
+        now_s = time.monotonic()
+        over = [job for job, entry in leads.items() if entry.result is not None]
+        self._closed_s = {job: self._closed_s.get(job, now_s) for job in over}
+        leads = {job: entry for job, entry in leads.items() if now_s - self._closed_s.get(job, now_s) <= CLOSED_S}
         for job in self._known - leads.keys():
             self._registry.forget(job, counters=False)
         self._known = set(leads)

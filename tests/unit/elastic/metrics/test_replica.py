@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
 from elastic.config import JobSpec
+from elastic.metrics.follower import CLOSED_S
 from elastic.metrics.job_fold import JobFold
 from elastic.metrics.metric_registry import MetricRegistry
-from elastic.metrics.replica import ReplicaMetrics
+from elastic.metrics.replica import LOOK_S, ReplicaMetrics
 from elastic.protocol import membership
 from elastic.records.journal import Journal
 from elastic.rendezvous.leader import JobLeader
@@ -69,6 +73,25 @@ def test_a_job_that_another_replica_leads_keeps_its_counts_here_and_nothing_else
         assert shown(registry)["elastic_job_state", "a", "closed"] == 1
         metrics.show_jobs({})
         assert ("elastic_leader", "a") not in shown(registry)
+
+
+def test_a_job_that_is_over_is_forgotten_though_the_replica_still_knows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    registry = MetricRegistry()
+    metrics = ReplicaMetrics(registry)
+    with Journal(tmp_path / "j.jsonl", "a", "r", "n") as journal:
+        leads = {"a": JobEntry(journal, result={"generation": 3})}
+        metrics.show_jobs(leads)
+        now_s += CLOSED_S
+        metrics.show_jobs(leads)
+        assert shown(registry)["elastic_job_state", "a", "closed"] == 1
+        for _ in range(2):
+            now_s += LOOK_S
+            metrics.show_jobs(leads)
+            assert not [key for key in shown(registry) if "a" in key]
 
 
 async def test_a_look_that_fails_ends_no_replica_and_is_counted() -> None:
