@@ -195,15 +195,17 @@ class SearchView:
             print(f"elastic: {line}", file=sys.stderr, flush=True)
 
     def _table(self) -> Any:
-        from rich.table import Table
+        from rich.table import Column, Table
+        from rich.text import Text
 
-        table = Table("trial", "state", "workers", "step", self._metric, "parameters", box=None)
+        # Names and values may have brackets, which are no markup.
+        table = Table("trial", "state", "workers", "step", Column(Text(self._metric)), "parameters", box=None)
         for number, one in sorted(self._search.active.items()):
             last = max(one.seen.values, default=None)
             step, value = ("", "") if last is None else (str(last), f"{one.seen.values[last]:.6g}")
             parameters = " ".join(f"{name}={_short(given)}" for name, given in one.trial.params.items())
             state = f"{one.seen.state}{': ' * bool(one.seen.because)}{one.seen.because}"
-            table.add_row(str(number), state, str(one.seen.workers), step, value, parameters)
+            table.add_row(str(number), Text(state), str(one.seen.workers), step, value, Text(parameters))
         return table
 
 
