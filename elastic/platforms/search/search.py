@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from elastic.errors import ConfigError, ElasticError
 from elastic.platforms.search.decisions import Deed, JobState, TrialJobView, decide
 from elastic.platforms.search.study_file import StudyFile, command_of
+from elastic.records.ledger import plain
 
 POLL_S = 0.5
 
@@ -199,9 +200,10 @@ def _tried(call: Callable[[], None]) -> bool:
 
 
 def entry(trial: Any, job: str) -> dict[str, Any]:
-    """A trial that is over, as `--json` prints it. trial: Optuna's FrozenTrial."""
+    """A trial that is over, as `--json` prints it. JSON has no infinite numbers: they are text, as in a ledger. trial:
+    Optuna's FrozenTrial."""
     value = trial.value if trial.state.name == "COMPLETE" else None
-    return {
+    told = {
         "trial": trial.number,
         "state": trial.state.name.lower(),
         "value": value,
@@ -210,3 +212,4 @@ def entry(trial: Any, job: str) -> dict[str, Any]:
         "job": job,
         "because": trial.user_attrs.get(BECAUSE, ""),
     }
+    return plain(told)
