@@ -70,6 +70,7 @@ class Journal:
         self._who = who
         self._logged = logged
         self._lost = 0
+        self._closed = False
         self._lock = threading.Lock()
 
     def write(self, event: str, generation: int = 0, **fields: object) -> None:
@@ -94,8 +95,13 @@ class Journal:
             log.log(level, event, extra={"fields": shown})
 
     def close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
+        """Lines of threads that have not ended yet are dropped from now on: the directory may be gone, or another
+        job's."""
+        with self._lock:
+            self._closed = True
+            if self._file is not None:
+                os.close(self._file)
+                self._file = None
 
     def __enter__(self) -> Self:
         return self
@@ -117,6 +123,8 @@ class Journal:
     def _put(self, data: bytes) -> bool:
         try:
             with self._lock:
+                if self._closed:
+                    return False
                 if self._file is not None and self._retention is not None and self._retention.is_over(self._file):
                     os.close(self._file)
                     self._file = None

@@ -82,6 +82,19 @@ def test_a_disk_that_takes_no_new_file_costs_lines_and_not_the_process(
     assert "journal lines are being lost" in capsys.readouterr().err
 
 
+def test_a_line_that_comes_after_the_end_gets_into_no_other_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Journal(tmp_path / "one.jsonl", "job", "one", "a") as journal:
+        journal.write("kept")
+    with (tmp_path / "other").open("w") as other:  # it has the number of the journal's descriptor
+        journal.write("late")
+        journal.close()
+        other.write("its own")
+    assert (tmp_path / "other").read_text() == "its own" and capsys.readouterr().err == ""
+    assert [line["event"] for line in read(tmp_path / "one.jsonl")] == ["kept"]
+
+
 KILL = [
     line(0, "fault_injected", "c", fault="SIGKILL"),
     line(2, "worker_exited", "c"),
