@@ -95,7 +95,8 @@ class WorkerSocket:
 
     async def listen(self) -> None:
         """Begin to listen; only this user may connect."""
-        guard = AuthInterceptor(RejectionLog(self._journal), asks_roles=False)
+        self._refusals = RejectionLog(self._journal)
+        guard = AuthInterceptor(self._refusals, asks_roles=False)
         self._server = grpc.aio.server(options=SOCKET_OPTIONS, interceptors=(guard,))
         add_to_server("Agent", self, self._server)
         Path(self.path).unlink(missing_ok=True)
@@ -108,6 +109,7 @@ class WorkerSocket:
 
     async def close(self) -> None:
         await self._server.stop(grace=STOP_S)
+        self._refusals.flush(last=True)
         Path(self.path).unlink(missing_ok=True)
         if self._own is not None:
             self._own.remove()

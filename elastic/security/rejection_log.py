@@ -8,14 +8,16 @@ log, where it was meant to go.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from elastic.process import log
@@ -96,6 +98,7 @@ AGAIN_S = 10.0
 """Seconds before the same refusal is written again, with how often it happened meanwhile."""
 
 KINDS_KEPT = 256
+OTHERS = f"refusals of other kinds: more than {KINDS_KEPT} at a time are not told apart"
 
 LINES_A_SECOND = 10.0
 LINES_AT_ONCE = 200.0
@@ -116,7 +119,9 @@ class RejectionLog:
         self._journal = journal
         self._clock = clock
         self._lock = threading.Lock()
-        self._kinds: OrderedDict[tuple[str, ...], _Kind] = OrderedDict()
+        self._kinds: OrderedDict[tuple[str, str, str, str, str, str], _Kind] = OrderedDict()
+        self._others: Counter[str] = Counter()
+        """Event -> refusals that were counted and not written, of kinds that had to give way."""
         self._pace = CallRate(LINES_A_SECOND, LINES_AT_ONCE, clock)
 
     def say(
@@ -124,15 +129,40 @@ class RejectionLog:
     ) -> None:
         """Write a line `event`. at: the method that was called. caller: its name by its certificate, or "". peer: its
         address, or "". job: the job that it asked for, or ""."""
-        now_s, key = self._clock(), (event, because, at, caller, peer.rpartition(":")[0], job)
+        now_s, key = self._clock(), (event, because, at, caller, peer.rpartition(":")[0] or peer, job)
         with self._lock:
             kind = self._kinds.setdefault(key, _Kind(now_s))
             self._kinds.move_to_end(key)
             if len(self._kinds) > KINDS_KEPT:
-                self._kinds.popitem(last=False)
+                (given_up, *_), old = self._kinds.popitem(last=False)
+                self._others[given_up] += old.unsaid
             if now_s < kind.next_s or not self._pace.allows():
                 kind.unsaid += 1
                 return
             times, kind.next_s, kind.unsaid = kind.unsaid + 1, now_s + AGAIN_S, 0
+        self._write(event, because, at, caller, peer, job, times)
+
+    def flush(self, *, last: bool = False) -> None:
+        """Write what was counted and not written, of kinds that are due. last: of all, as no more will come."""
+        now_s = self._clock()
+        due: list[Callable[[], None]] = []
+        with self._lock:
+            for key, kind in self._kinds.items():
+                if kind.unsaid and (last or (now_s >= kind.next_s and self._pace.allows())):
+                    due.append(partial(self._write, *key, kind.unsaid))
+                    kind.next_s, kind.unsaid = now_s + AGAIN_S, 0
+            for event, times in (+self._others).items():
+                due.append(partial(self._write, event, OTHERS, "", "", "", "", times))
+            self._others.clear()
+        for tell in due:
+            tell()
+
+    async def watch(self) -> None:
+        """Flush again and again. Never returns."""
+        while True:
+            await asyncio.sleep(AGAIN_S)
+            self.flush()
+
+    def _write(self, event: str, because: str, at: str, caller: str, peer: str, job: str, times: int) -> None:
         about: dict[str, Any] = {"job": job} if job else {}  # a worker's journal names its own job
         self._journal.write(event, because=because, at=at, caller=caller, peer=peer, times=times, **about)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ class SecureServer:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+        self.refusals.flush(last=True)
 
     def server(self, options: Options) -> grpc.aio.Server:
         """A server whose calls all pass the interceptor."""
@@ -64,8 +66,8 @@ class SecureServer:
         return bind(server, listen, self._lock.keyring)
 
     async def watch(self) -> None:
-        """Announce certificates that end. Never returns."""
-        await expiry.watch(self._journal, *self._lock.keyrings)
+        """Announce certificates that end, and write refusals that were only counted. Never returns."""
+        await asyncio.gather(expiry.watch(self._journal, *self._lock.keyrings), self.refusals.watch())
 
     def _saw(self, identity: Identity, certificate: bytes) -> None:
         if identity.role is Role.AGENT:

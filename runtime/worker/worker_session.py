@@ -79,7 +79,7 @@ class WorkerSession(OperationLoop):
         seal = TlsContexts.when_valid(
             told.certs, lambda because: self._journal.write("certificate_trouble", because=f"it waits: {because}")
         )
-        refusals = RejectionLog(self._journal)
+        self._refusals = RejectionLog(self._journal)
         self._listener = Listener(
             told.address,
             job=told.job,
@@ -87,7 +87,7 @@ class WorkerSession(OperationLoop):
             token_of=lambda generation: self._orders.token_of(generation),
             serve_copy=self._serve_copy,
             seal=seal,
-            on_refused=lambda because, caller: refusals.say(because, at="worker", peer=caller),
+            on_refused=lambda because, caller: self._refusals.say(because, at="worker", peer=caller),
         )
         host, port = self._listener.address
         sums = told.reduction.of_integers
@@ -384,6 +384,7 @@ class WorkerSession(OperationLoop):
         self._journal.write("exit", code=0)
         self._client.close()
         self._listener.close()
+        self._refusals.flush(last=True)
 
 
 def connect(threads: int, device: torch.device) -> WorkerSession:

@@ -14,10 +14,11 @@ import grpc.aio
 import pytest
 
 from elastic.records.journal import Journal
-from elastic.security import rate_limit
+from elastic.security import rate_limit, rejection_log
 from elastic.security.interceptor import AuthInterceptor
 from elastic.security.rate_limit import CallerLimits, CallRate
-from elastic.security.rejection_log import AGAIN_S, LINES_AT_ONCE, RejectionLog
+from elastic.security.rejection_log import AGAIN_S, KINDS_KEPT, LINES_AT_ONCE, OTHERS, RejectionLog
+from elastic.security.secure_server import SecureServer, ServerCertificates
 from elastic.wire import codec
 from elastic.wire import elastic_pb2 as pb
 from elastic.wire.services import FleetStub, Stub, add_to_server
@@ -219,3 +220,53 @@ def test_each_peer_is_told_of_and_all_together_are_a_few_lines(tmp_path: Path) -
         now_s[0] = AGAIN_S
         refusals.say("noise", at="Ask", peer="10.0.0.7:5001")
         assert json.loads(path.read_text().splitlines()[-1])["peer"] == "10.0.0.7:5001"
+
+
+def test_refusals_that_are_only_counted_are_written_later_and_none_is_lost(tmp_path: Path) -> None:
+    now_s = [0.0]
+    path = tmp_path / "journal.jsonl"
+
+    def told() -> list[tuple[str, int]]:
+        return [(line["because"], line["times"]) for line in map(json.loads, path.read_text().splitlines())]
+
+    with Journal(path, "", "r", "here") as journal:
+        refusals = RejectionLog(journal, lambda: now_s[0])
+        for _ in range(100):
+            refusals.say("noise", at="handshake", peer="10.0.0.7:1")
+        refusals.flush()
+        assert told() == [("noise", 1)], "it is not due"
+        now_s[0] = AGAIN_S
+        refusals.flush()
+        refusals.flush()
+        assert told() == [("noise", 1), ("noise", 99)]
+        for host in ("10.0.0.8", "10.0.0.8", "10.0.0.9"):  # as workers say it
+            refusals.say("noise", at="worker", peer=host)
+        now_s[0] = 2 * AGAIN_S
+        refusals.flush()
+        assert json.loads(path.read_text().splitlines()[-1])["peer"] == "10.0.0.8"
+        assert sum(times for _, times in told()) == 103 and len(told()) == 5
+        for number in range(2 * KINDS_KEPT):
+            refusals.say(f"lie {number}", at="Ask")
+            refusals.say(f"lie {number}", at="Ask")
+        refusals.flush(last=True)
+        assert sum(times for _, times in told()) == 103 + 4 * KINDS_KEPT
+        assert len(told()) <= 5 + LINES_AT_ONCE + KINDS_KEPT + 1 and told()[-1][0] == OTHERS
+
+
+async def test_a_server_writes_what_was_only_counted_while_it_runs_and_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, "", "r", "here") as journal:
+        with SecureServer(ServerCertificates(), journal) as secure:
+            monkeypatch.setattr(rejection_log, "AGAIN_S", 0.01)
+            watching = asyncio.create_task(secure.watch())
+            for _ in range(2):
+                secure.refusals.say("noise", at="Ask")
+            while len(path.read_text().splitlines()) < 2:
+                await asyncio.sleep(0)
+            watching.cancel()
+            monkeypatch.setattr(rejection_log, "AGAIN_S", 1000.0)
+            secure.refusals.say("other", at="Ask")
+            secure.refusals.say("other", at="Ask")
+        assert [json.loads(line)["because"] for line in path.read_text().splitlines()] == ["noise"] * 2 + ["other"] * 2
