@@ -118,7 +118,7 @@ def _read(path: Path) -> dict[str, Any] | None:
         document = json.loads(read_regular(path))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # the job's user may write what it wants
         raise Unanswered(f"{path}: {error}") from error
     if not isinstance(document, dict):
         raise Unanswered(f"{path} holds no object")

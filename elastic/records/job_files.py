@@ -51,4 +51,5 @@ def _files(jobs: Path, job: str) -> dict[str, Path]:
     journals = {f"journal/{path.stem}": path for path in (directory / "journal").glob("*.jsonl")}
     if (ledger := directory / "steps.jsonl").is_file():
         journals[LEDGER] = ledger
-    return {path.stem: path for path in (directory / "logs").glob("*.log")} | journals
+    files = {path.stem: path for path in (directory / "logs").glob("*.log")} | journals
+    return {name: path for name, path in files.items() if name.isprintable()}  # a script may give any bytes as a name

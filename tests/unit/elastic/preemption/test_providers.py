@@ -428,3 +428,9 @@ def test_a_node_that_was_drained_is_not_left_after_a_loss_and_one_that_has_lost_
     assert relay.left_after_loss(tmp_path) and not relay.node_is_left(tmp_path)
     with pytest.raises(Unanswered, match=r"lost\.json"):
         relay.lose_worker(tmp_path / "none", "a.0.0")
+
+
+def test_a_file_that_is_nested_too_deep_is_no_answer(tmp_path: Path) -> None:
+    (tmp_path / relay.LEFT).write_text("[" * 200_000)
+    with pytest.raises(Unanswered, match=r"left\.json"):
+        relay.has_left(tmp_path, 1)

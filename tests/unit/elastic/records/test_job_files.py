@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,12 @@ def jobs(tmp_path: Path) -> Path:
 def test_logs_and_journals_are_listed_each_with_its_name(jobs: Path) -> None:
     assert job_files.read(jobs, "train-1", "", 0).text == b"a.0.0\njournal/a.0.0"
     assert job_files.read(jobs, "", "", 0).text == b"journal/daemon-a"
+
+
+def test_a_name_that_is_no_text_hides_no_other_file(jobs: Path) -> None:
+    for part, name in (("logs", b"\xff.log"), ("logs", b"a\nb.log"), ("journal", b"\xff.jsonl")):
+        (jobs / "train-1" / part / os.fsdecode(name)).touch()
+    assert job_files.read(jobs, "train-1", "", 0).text == b"a.0.0\njournal/a.0.0"
 
 
 def test_a_file_is_read_in_pieces_from_any_place(jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
