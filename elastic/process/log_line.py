@@ -63,7 +63,7 @@ def message(line: str) -> str:
     try:
         document = json.loads(line)
         return "\n".join(document[name] for name in ("msg", "traceback") if name in document)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return line
 
 

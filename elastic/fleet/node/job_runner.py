@@ -59,6 +59,7 @@ STANDBY_AFTER_S = 30.0
 which would slow down the job's first steps."""
 
 LOG_TAIL_LINES = 5
+LOG_TAIL_BYTES = 1 << 16
 
 CERTS = "certs"
 """The directory in a job directory that has the node's certificates for a job that runs as another user."""
@@ -187,6 +188,13 @@ class JobRunner:
             await self._live()
         finally:
             renewing.cancel()
+            await self._end_standby()
+            if self._memory is not None:
+                self._memory.remove()
+            with suppress(OSError), acting(self._site.job_user):  # the token admits nobody any more
+                (self.directory / TOKEN).unlink()
+            forget(self._site.jobs_dir, self._site.node, self.job)
+            self._say("")
 
     async def _live(self) -> None:
         wait_s = 0.0
@@ -204,21 +212,23 @@ class JobRunner:
                 await self._end_standby()
             else:
                 self._say("")
-                status = await self._one_life(self._keeper)
-                because = f"the agent of the job {describe(status)}{self._last_words()}"
+                because = await self._end_of(self._keeper)
                 self._journal.write("job_agent_ended", job=self.job, because=because)
             if self.ending:
                 break
             self._say(because)
             wait_s = pause_s(time.monotonic() - began_s, wait_s)
             await _first(self._leave, self._finish, within_s=wait_s)
-        if self._memory is not None:
-            self._memory.remove()
-        with suppress(OSError), acting(self._site.job_user):  # the token admits nobody any more
-            (self.directory / TOKEN).unlink()
-        await self._end_standby()
-        forget(self._site.jobs_dir, self._site.node, self.job)
-        self._say("")
+
+    async def _end_of(self, keeper: subprocess.Popen[bytes]) -> str:
+        """Wait for the end of one agent. Returns how it has ended."""
+        try:
+            return f"the agent of the job {describe(await self._one_life(keeper))}{self._last_words()}"
+        except Exception as error:  # as at the start: this job's trouble, as without a free descriptor for a pidfd
+            assert keeper.stdin is not None
+            keeper.stdin.close()
+            await asyncio.to_thread(children.wait_or_kill, keeper, STOP_S)
+            return f"the agent of the job was ended, because it cannot be watched: {_told_of(error)}"
 
     async def _one_life(self, keeper: subprocess.Popen[bytes]) -> int:
         """Wait for the end of one agent, and end it if the job leaves. Returns its exit code, or minus the signal."""
@@ -381,8 +391,9 @@ class JobRunner:
     def _last_words(self) -> str:
         try:
             path = self.directory / "logs" / LOGS[1]
-            with acting(self._site.job_user), open(path, errors="replace", opener=file_modes.regular) as file:
-                lines = file.read().splitlines()
+            with acting(self._site.job_user), open(path, "rb", opener=file_modes.regular) as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))  # the event loop waits meanwhile
+                lines = file.read(LOG_TAIL_BYTES).decode(errors="replace").splitlines()
         except OSError:  # the directory may have been moved
             return ""
         return f": {' | '.join(map(log_line.message, lines[-LOG_TAIL_LINES:]))}" if lines else ""

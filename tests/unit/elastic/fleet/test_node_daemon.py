@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import math
 import os
@@ -262,6 +263,39 @@ async def test_a_log_that_cannot_be_read_is_none(tmp_path: Path) -> None:
         assert answer(query) == pb.LogPiece(number=3, end=5, size=-1), "there is no directory of jobs"
         (tmp_path / "jobs" / "train-1" / "logs" / "a.0.0.log").mkdir(parents=True)
         assert answer(query) == pb.LogPiece(number=3, end=5, size=-1), "a directory has no text"
+
+
+@pytest.mark.usefixtures("agents")
+async def test_an_agent_that_cannot_be_watched_is_ended_and_another_one_starts_with_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(pid: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", fails)
+    monkeypatch.setattr(job_runner, "BACKOFF_MIN_S", 2 * PATIENCE_S)
+    async with play(tmp_path) as node:
+        node.told(node.duty("train-1"))
+        runner = node.runner("train-1")
+        await node.until(lambda: runner.trouble or runner.over)
+        assert "because it cannot be watched: [Errno 24] Too many open files" in runner.trouble and not runner.over
+        assert runner._keeper is not None and runner._keeper.poll() is not None and runner._memory is not None
+        runner.stop()
+        await runner.ended()
+        assert not runner._memory.path.exists()
+
+
+@pytest.mark.usefixtures("agents")
+async def test_the_last_words_of_an_agent_are_the_end_of_its_log(tmp_path: Path) -> None:
+    async with play(tmp_path) as node:
+        node.told(node.duty("train-1"))
+        runner = node.runner("train-1")
+        await node.until(lambda: runner._keeper)
+        with open(runner.directory / "logs" / "agent.log", "w") as log:
+            log.truncate(1 << 40)  # as long as no memory is
+            log.seek(0, os.SEEK_END)
+            log.write("\none\ntwo\n")
+        assert runner._last_words().endswith(" | one | two")
 
 
 @pytest.mark.usefixtures("agents")
