@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from elastic.config import check_name, check_pairs
-from elastic.errors import CompareFailed, ConfigError, StoreError
+from elastic.errors import CompareFailed, ConfigError, StoreError, StoreRefused
 from elastic.fleet import registry
 from elastic.fleet.documents import FleetJob, FleetState, Submission, check_for_fleet
 from elastic.fleet.probes import ReachProbes
@@ -103,7 +103,10 @@ class FleetService:
             answer.refused = f"this replica cannot read that: {error}"
         except (LeadershipLost, StoreError) as error:
             self._journal.write("question_failed", because=str(error))
-            answer.leading = False
+            if isinstance(error, StoreRefused):  # no other leader could do better, so no election is waited for
+                answer.refused = f"etcd refuses this: {error}"
+            else:
+                answer.leading = False
         return answer
 
     async def _answer(self, leader: FleetLeader, request: pb.Question, caller: Caller) -> object:

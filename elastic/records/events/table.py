@@ -416,7 +416,7 @@ ROWS = (
     _replica("documents_unread", "because", "", "etcd does not give the fleet's documents; the replica asks again",
         warns=True),
     _replica("document_unread", "key because", "", "A document of the fleet is damaged, and is left out", warns=True),
-    _replica("question_failed", "because", "", "A command was not answered, because etcd did not answer", warns=True),
+    _replica("question_failed", "because", "", "A command failed: etcd did not answer, or refused it", warns=True),
     _replica("ended_jobs_not_forgotten", "because", "", "Entries of old jobs could not be removed from etcd; it is "
         "tried again", warns=True),
     _replica("directory_removed", "", "", "The files of an old job were removed"),

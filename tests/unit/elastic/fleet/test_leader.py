@@ -18,7 +18,7 @@ from elastic.checkpoints.naming import PERIODIC
 from elastic.checkpoints.pointer import Pointer
 from elastic.cli.fleet.jobs import overview_text
 from elastic.config import JobSpec
-from elastic.errors import StoreRefused, StoreUnavailable
+from elastic.errors import CompareFailed, LeaseExpired, StoreRefused, StoreUnavailable
 from elastic.fleet import registry
 from elastic.fleet.documents import FleetJob, FleetState, Result, Size, Submission, Wish
 from elastic.fleet.queue.scheduler import Schedule
@@ -445,6 +445,20 @@ async def test_a_change_that_was_written_and_cannot_be_read_back_is_done(
     async with leads(tmp_path) as leading:
         await asyncio.wait_for(leading.fleet_leader.ready.wait(), PATIENCE_S)
         await story(leading)
+
+
+async def test_what_the_store_refuses_is_told_at_once_and_what_may_be_asked_again_is_not(tmp_path: Path) -> None:
+    async with leads(tmp_path) as leading:
+        await asyncio.wait_for(leading.fleet_leader.ready.wait(), PATIENCE_S)
+        ask = pb.Question(allow=pb.Allow(owner="vision", slots=2))
+        service, change = leading.service(), AsyncMock()
+        leading.fleet_leader.change = change  # type: ignore[method-assign]
+        change.side_effect = StoreRefused("etcd: RESOURCE_EXHAUSTED: mvcc: database space exceeded")
+        answer = await service.Ask(ask, HERE)
+        assert answer.leading and answer.refused == f"etcd refuses this: {change.side_effect}"
+        for change.side_effect in (CompareFailed("meanwhile"), LeaseExpired("gone"), StoreUnavailable("no answer")):
+            answer = await service.Ask(ask, HERE)
+            assert (answer.leading, answer.refused) == (False, "")
 
 
 async def test_a_submission_that_is_asked_for_twice_with_one_token_makes_one_job(tmp_path: Path) -> None:
