@@ -207,6 +207,11 @@ class FleetState:
         """The job as which a preempted one goes on, if it was not preempted again."""
         return next((job for job in self.jobs if job.submission.follows == name), None)
 
+    def writes(self, series: str) -> FleetJob | None:
+        """The job with these checkpoints that is not over: it removes those that it takes for old."""
+        alike = (job for job in self.jobs if job.submission.series == series)
+        return next((j for j in alike if j.result is None or (j.waits_again and self.after(j.name) is None)), None)
+
     def forgettable(self, kept: int) -> list[str]:
         """The names of the ended jobs, but for the `kept` that ended last."""
         over = sorted((job for job in self.jobs if job.result is not None), key=lambda job: job.ended)

@@ -141,12 +141,14 @@ class Registry:
         """Write a new job. Returns its name. before, resume: an earlier job, and the checkpoint of it from which the
         new job goes on. token: of the request; if it has made a job already, that job's name is returned. identity: of
         an earlier job of another fleet, whose checkpoints are at the place of this job's. Raises ConfigError if the
-        name is too long for a number, or the count of jobs cannot be read."""
+        name is too long for a number, the count of jobs cannot be read, or a job with these checkpoints is not over."""
         item = self._store.get(COUNT, timeout_s=CALL_S)
-        made = self._made(lambda made: made.token == token) if token else ""
-        return made or self._submit(
-            item, spec, before, Submission(spec, 0, "", identity, resume, int(bool(identity)), token), owner
-        )
+        if made := self._made(lambda made: made.token == token) if token else "":
+            return made
+        if before is not None and (job := read(self._store)[0].writes(before.series)) is not None:
+            raise ConfigError(f"{job.name} has the checkpoints of {before.spec.name} and is not over; stop it first")
+        asked = Submission(spec, 0, "", identity, resume, int(bool(identity)), token)
+        return self._submit(item, spec, before, asked, owner)
 
     def resubmit(self, job: FleetJob) -> str:
         """Write the job as which a preempted one goes on, with its owner, its size and its place in the queue. Returns

@@ -141,10 +141,7 @@ class FleetService:
         before: Submission | None = None
         name, _, entry = submit.resume.partition("@")
         if name:
-            job = _find(leader, name)
-            if job.result is None or job.waits_again:
-                raise QuestionRefused(f"{job.name} is not over; stop it first")
-            before = job.submission
+            before = (job := _find(leader, name)).submission
             if before.spec.checkpoint_dir != spec.checkpoint_dir:
                 raise QuestionRefused(
                     f"{job.name} has its checkpoints below {before.spec.checkpoint_dir}, and this job has "

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pytest
 
 from elastic.config import JobSpec
-from elastic.errors import ConfigError, StoreRefused, StoreUnavailable
+from elastic.errors import CompareFailed, ConfigError, StoreRefused, StoreUnavailable
 from elastic.fleet import registry
-from elastic.fleet.documents import FleetJob, Grant, NodeShare, Placement, Result, Size, Wish
+from elastic.fleet.documents import FleetJob, FleetState, Grant, NodeShare, Placement, Result, Size, Wish
 from elastic.fleet.registry import Registry
-from elastic.store.base import Compare, Delete, Listing, Put, TxnResult
+from elastic.store.base import Compare, Delete, Listing, Put, Store, TxnResult
 from elastic.store.election import Candidate, LeadershipLost, Won
 from elastic.wire import codec
 from tests.memory_store import MemoryStore, write_key
@@ -50,6 +50,7 @@ def test_everything_that_is_written_is_read(store: MemoryStore) -> None:
     _, to = elected(store)
     first = to.submit(SPEC)
     before = registry.read(store)[0].jobs[0].submission
+    to.end(first, Result(6, "drained"))
     name = to.submit(SPEC, before, "step-7")
     placement = Placement((NodeShare("a", 1), NodeShare("b", 1)))
     grants = (Grant("a", "secret"), Grant("b", ""))
@@ -78,6 +79,43 @@ def test_a_job_of_a_fleet_that_is_gone_keeps_its_checkpoints(store: MemoryStore)
     (job,) = registry.read(store)[0].jobs
     assert (job.submission.series, job.submission.identity) == ("train-1", "a1b2")
     assert (job.submission.resume, job.submission.interruptions) == ("step-7", 1)
+
+
+def test_of_the_jobs_with_the_same_checkpoints_one_at_most_is_not_over(store: MemoryStore) -> None:
+    _, to = elected(store)
+    first = to.submit(SPEC)
+    before = registry.read(store)[0].jobs[0].submission
+    with pytest.raises(ConfigError, match=r"train-1 has the checkpoints of train-1 and is not over; stop it first"):
+        to.submit(SPEC, before)
+    to.end(first, Result(6, "drained"))
+    second = to.submit(SPEC, before, token="t1")
+    assert to.submit(SPEC, before, token="t1") == second, "the same request"
+    with pytest.raises(ConfigError, match=r"train-2 has the checkpoints of train-1 and is not over"):
+        to.submit(SPEC, before)
+    to.stop(second, "preempted for eval-9", preempts=True)
+    to.end(second, Result(6, "drained"))
+    with pytest.raises(ConfigError, match=r"train-2 has the checkpoints of train-1 and is not over"):
+        to.submit(SPEC, before)
+    third = to.resubmit(registry.read(store)[0].jobs[1])
+    to.end(third, Result(6, "drained"))
+    assert to.submit(SPEC, before) == "train-4", "the one that was preempted went on, and is over"
+
+
+def test_of_two_resumes_in_the_same_moment_one_is_written(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, to = elected(store)
+    to.end(to.submit(SPEC), Result(6, "drained"))
+    before, read = registry.read(store)[0].jobs[0].submission, registry.read
+
+    def other(of: Store) -> tuple[FleetState, int]:
+        found = read(of)
+        monkeypatch.setattr(registry, "read", read)
+        to.submit(SPEC, before)
+        return found
+
+    monkeypatch.setattr(registry, "read", other)
+    with pytest.raises(CompareFailed):
+        to.submit(SPEC, before)
+    assert [job.name for job in registry.read(store)[0].jobs] == ["train-1", "train-2"]
 
 
 def test_a_leader_that_was_replaced_writes_nothing(store: MemoryStore) -> None:
