@@ -41,12 +41,14 @@ class AgentFacts:
 
 @dataclass(frozen=True, slots=True)
 class FleetNode:
-    """free: slots that no job has. drained: why the node gets no job, or ""."""
+    """free: slots that no job has. drained: why the node gets no job, or "". holds: the jobs whose agents are there,
+    also of jobs that are over; None: its daemon has not said so yet."""
 
     name: str
     is_up: bool
     free: int
     drained: str
+    holds: tuple[str, ...] | None = ()
 
     @property
     def takes(self) -> bool:
@@ -89,14 +91,18 @@ class FleetView:
         }
         nodes = (
             FleetNode(
-                node["node"], node["up"], max(0, node["slots"] - sum(node["jobs"].values())), str(node["because"])
+                node["node"],
+                node["up"],
+                max(0, node["slots"] - sum(node["jobs"].values())),
+                str(node["because"]),
+                None if (holds := node.get("holds", ())) is None else tuple(holds),
             )
             for node in overview["nodes"]
         )
         return cls({node.name: node for node in nodes}, jobs["placed"], jobs["stopping"])
 
     def left_on(self, node: str) -> list[str]:
-        """What is still there of jobs: their names while they have slots there, and their workers."""
+        """What is still there of jobs: their names while they have slots or an agent there, and their workers."""
         left = []
         for job in (*self.jobs, *self.stopping):
             left += [job.name] if node in job.slots else []
@@ -104,7 +110,8 @@ class FleetView:
                 left.append(f"perhaps some of {job.name}, which nobody leads")
             else:
                 left += [worker for worker in job.present if node_of(worker) == node]
-        return left
+        holds = self.nodes[node].holds if node in self.nodes else ()
+        return left + (["perhaps a job"] if holds is None else [job for job in holds if job not in left])
 
     def free_beside(self, node: str) -> int:
         """Free slots of nodes that take jobs, without this one."""

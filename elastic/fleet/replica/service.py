@@ -228,7 +228,7 @@ class FleetService:
         for job in leader.state.jobs:
             for share in job.shares if job.runs else ():
                 taken.setdefault(share.node, {})[job.name] = share.slots
-        nodes = {
+        nodes: dict[str, dict[str, Any]] = {
             name: {
                 "node": name,
                 "up": True,
@@ -236,6 +236,7 @@ class FleetService:
                 "slots": session.hello.slots,
                 "labels": list(session.hello.labels),
                 "because": session.leaves or session.notice,
+                "holds": None if session.holds is None else sorted(session.holds),
             }
             for name, session in leader.sessions.items()
         }

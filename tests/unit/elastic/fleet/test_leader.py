@@ -497,6 +497,17 @@ async def test_a_job_gets_another_size_within_what_its_file_allows(tmp_path: Pat
         assert (await ask(1)).refused == f"{job} is over: done"
 
 
+async def test_the_overview_has_the_jobs_whose_agents_are_on_a_node_also_of_jobs_that_are_over(tmp_path: Path) -> None:
+    async with leads(tmp_path) as leading:
+        await asyncio.wait_for(leading.fleet_leader.ready.wait(), PATIENCE_S)
+        a, service = leading.node("a"), leading.service()
+        shown = service.overview()
+        assert shown is not None and shown["nodes"][0]["holds"] is None
+        leading.fleet_leader.heard(a, pb.NodeWord(troubles=pb.NodeTroubles(holds=["train-1"])))
+        shown = service.overview()
+        assert shown is not None and shown["nodes"][0]["holds"] == ["train-1"] and not shown["nodes"][0]["jobs"]
+
+
 async def test_only_the_agent_of_a_drained_node_is_told_to_end(tmp_path: Path) -> None:
     async with leads(tmp_path) as leading:
         fleet_service = leading.service()

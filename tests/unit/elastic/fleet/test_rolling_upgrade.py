@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +31,7 @@ def fleet(
     slots: int = 1,
     workers: int = 3,
     least: int = 1,
+    holds: Sequence[str] | None = (),
     **status: Any,
 ) -> FleetView:
     """Nodes a, b and c. jobs: job -> its slots on nodes, all of which have a member. status: what else their leaders
@@ -42,6 +44,7 @@ def fleet(
             "slots": slots,
             "jobs": {"x": taken[node]},
             "because": (drained or {}).get(node, ""),
+            "holds": holds,
         }
         for node in "abc"
     ]
@@ -129,6 +132,9 @@ def test_a_node_is_not_empty_before_the_last_worker_has_left() -> None:
     assert fleet(WHOLE).left_on("a") == ["train-1", "a.0.0"]
     assert fleet({"train-1": {"b": 1}}).left_on("a") == []
     assert fleet(WHOLE, state="unknown").left_on("a") == ["train-1", "perhaps some of train-1, which nobody leads"]
+    assert fleet({}, holds=["train-1"]).left_on("a") == ["train-1"], "it is over, and its script still does something"
+    assert fleet(WHOLE, holds=["train-1"]).left_on("a") == ["train-1", "a.0.0"]
+    assert fleet({}, holds=None).left_on("a") == ["perhaps a job"], "its daemon has only just come"
 
 
 SEEN = NodeUpgrade(
