@@ -193,12 +193,14 @@ class FleetJob:
 @dataclass(frozen=True, slots=True)
 class FleetState:
     """All documents at one revision of the store. jobs: in order of submission. unread: key -> why that document cannot
-    be read; a job whose submission, placement or result cannot be read is left out."""
+    be read. left_out: a job that may run, and is not among the jobs because a document of it cannot be read -> the
+    nodes that it has, as far as they can be read."""
 
     jobs: tuple[FleetJob, ...] = ()
     cordons: Mapping[str, Wish] = field(default_factory=dict)
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     unread: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def job(self, name: str) -> FleetJob | None:
         return next((job for job in self.jobs if job.name == name), None)

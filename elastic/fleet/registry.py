@@ -38,6 +38,9 @@ COUNT = f"{ROOT}count"
 ENDED_KEPT = 100
 """How many ended jobs the fleet remembers: those that ended last."""
 
+_NEEDED = ("jobs/", "placements/", "sizes/", "grants/", "results/")
+"""What has to be read of a job before anything is decided about it."""
+
 T = TypeVar("T")
 
 
@@ -50,6 +53,11 @@ def read(store: Store) -> tuple[FleetState, int]:
     ended = {name: items[f"results/{name}"].create_revision for name in results}
     sizes = _values(items, "sizes/", Size, unread)
     grants = _values(items, "grants/", Grants, unread)
+    submissions = _values(items, "jobs/", Submission, unread)
+    left_out: dict[str, frozenset[str]] = {}
+    for name in {key.partition("/")[2] for key in unread if key.startswith(_NEEDED)} - results.keys():
+        granted = grants.get(name, Grants(())).grants
+        left_out[name] = frozenset(placements.get(name, Placement(())).slots) | {grant.node for grant in granted}
     owners = _values(items, "owners/", Caller, unread)
     stops, cordons = _wishes(items, "stops/", unread), _wishes(items, "cordons/", unread)
     quotas = _values(items, "quotas/", Quota, unread)
@@ -64,15 +72,15 @@ def read(store: Store) -> tuple[FleetState, int]:
             grants[name].grants if name in grants else (),
             owners.get(name),
         )
-        for name, submission in _values(items, "jobs/", Submission, unread).items()
-        if not {f"placements/{name}", f"results/{name}"} & unread.keys()  # neither placed nor run again by mistake
+        for name, submission in submissions.items()
+        if name not in left_out  # neither placed, moved nor run again by mistake
     ]
     jobs.sort(key=lambda job: job.submission.number)
     try:
         _count(items.get("count"))
     except ConfigError as error:
         unread["count"] = str(error)
-    return FleetState(tuple(jobs), cordons, quotas, unread), listing.revision
+    return FleetState(tuple(jobs), cordons, quotas, unread, left_out), listing.revision
 
 
 def _count(item: Item | None) -> int:
@@ -145,8 +153,13 @@ class Registry:
         item = self._store.get(COUNT, timeout_s=CALL_S)
         if made := self._made(lambda made: made.token == token) if token else "":
             return made
-        if before is not None and (job := read(self._store)[0].writes(before.series)) is not None:
-            raise ConfigError(f"{job.name} has the checkpoints of {before.spec.name} and is not over; stop it first")
+        if before is not None:
+            state, _ = read(self._store)
+            if (job := state.writes(before.series)) is not None:
+                because = f"{job.name} has the checkpoints of {before.spec.name} and is not over; stop it first"
+                raise ConfigError(because)
+            if unread := unread_alike(state, before.series):
+                raise ConfigError(f"{unread[0]} may have the checkpoints of {before.spec.name}, and cannot be read")
         asked = Submission(spec, 0, "", identity, resume, int(bool(identity)), token)
         return self._submit(item, spec, before, asked, owner)
 
@@ -260,6 +273,11 @@ class Registry:
                 for kind in ("jobs", "placements", "owners", "grants", "sizes", "stops", "results")
             )
             self._candidate.write((), (), (Prefix(f"/elastic/{name}/"), *keys))
+
+
+def unread_alike(state: FleetState, job: str) -> list[str]:
+    """The jobs that cannot be read, and may go on with what that one has done: under its name with another number."""
+    return sorted(name for name in state.left_out if base_name(name) == base_name(job))
 
 
 def base_name(job: str) -> str:

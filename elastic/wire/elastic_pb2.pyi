@@ -329,14 +329,16 @@ class NodeOrder(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., duties: _Optional[_Union[Duties, _Mapping]] = ..., log: _Optional[_Union[LogQuery, _Mapping]] = ..., examine: _Optional[_Union[ExamineNode, _Mapping]] = ..., end: _Optional[_Union[EndAgent, _Mapping]] = ...) -> None: ...
 
 class Duties(_message.Message):
-    __slots__ = ("term", "duties", "over")
+    __slots__ = ("term", "duties", "over", "keeps")
     TERM_FIELD_NUMBER: _ClassVar[int]
     DUTIES_FIELD_NUMBER: _ClassVar[int]
     OVER_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_FIELD_NUMBER: _ClassVar[int]
     term: int
     duties: _containers.RepeatedCompositeFieldContainer[Duty]
     over: _containers.RepeatedCompositeFieldContainer[Over]
-    def __init__(self, term: _Optional[int] = ..., duties: _Optional[_Iterable[_Union[Duty, _Mapping]]] = ..., over: _Optional[_Iterable[_Union[Over, _Mapping]]] = ...) -> None: ...
+    keeps: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, term: _Optional[int] = ..., duties: _Optional[_Iterable[_Union[Duty, _Mapping]]] = ..., over: _Optional[_Iterable[_Union[Over, _Mapping]]] = ..., keeps: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Over(_message.Message):
     __slots__ = ("job", "result")

@@ -77,6 +77,7 @@ class FleetLeaderSession:
         self._leader_stream = LeaderStream(lambda: site.reach.replicas)
         self._outbox: asyncio.Queue[pb.NodeWord] | None = None
         self._answers: set[asyncio.Task[None]] = set()
+        self._duties: dict[str, pb.Duty] = {}
         self._welcomed = False
         self._renews = False
         """Whether this side ends the stream, to begin another one."""
@@ -144,9 +145,10 @@ class FleetLeaderSession:
                             if self._offer is not offered:
                                 self._renew()
                         case "duties" if order.duties.term >= self.term:
-                            duties = {duty.job: duty for duty in order.duties.duties}
+                            kept = {job: duty for job, duty in self._duties.items() if job in order.duties.keeps}
+                            self._duties = kept | {duty.job: duty for duty in order.duties.duties}
                             over = {over.job: over.result for over in order.duties.over}
-                            self._attendant.on_duties(duties, over)
+                            self._attendant.on_duties(self._duties, over)
                         case "log":
                             self.say(pb.NodeWord(piece=await asyncio.to_thread(self._piece, order.log)))
                         case "end" if order.end.process == self._probes.process:

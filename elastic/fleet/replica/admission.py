@@ -7,10 +7,10 @@ daemon hears of a new place from the fleet's leader sooner than other replicas h
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from elastic.fleet import documents
-from elastic.fleet.documents import FleetState
+from elastic.fleet.documents import FleetJob, FleetState
 from elastic.rendezvous.service import NotKnown
 
 REREAD_S = 5.0
@@ -28,7 +28,9 @@ class Admission:
         self._refused = refused
         self._reread = reread
         self._due: asyncio.TimerHandle | None = None
-        self._state = FleetState()
+        self._left_out: Collection[str] = ()
+        self._jobs: dict[str, FleetJob] = {}
+        """As they were read last; a job stays so while it cannot be read."""
         self._wanted: set[asyncio.Future[None]] = set()
         self._reading: set[asyncio.Future[None]] = set()
 
@@ -39,7 +41,9 @@ class Admission:
 
     def read(self, state: FleetState) -> None:
         """The reading has found these documents. A reading that fails does not come here: another one follows."""
-        self._state = state
+        self._left_out = state.left_out.keys()
+        kept = {name: job for name, job in self._jobs.items() if name in self._left_out}
+        self._jobs = kept | {job.name: job for job in state.jobs}
         reading, self._reading = self._reading, set()
         for one in reading:
             if not one.done():
@@ -67,6 +71,8 @@ class Admission:
             self._wanted.discard(reading)
             self._reading.discard(reading)
         if because := self._objection(job, node, token):
+            if job in self._left_out:
+                raise NotKnown("a document of this job cannot be read now; try again")
             self._refused(because, job, node, peer)
         return because
 
@@ -75,4 +81,4 @@ class Admission:
         self._reread()
 
     def _objection(self, job: str, node: str, token: str) -> str:
-        return documents.objection(self._state.job(job), node, token)
+        return documents.objection(self._jobs.get(job), node, token)

@@ -278,7 +278,8 @@ class FleetLeader:
                 self._journal.write("preempted", job=job.name, because=because)
                 written = True
             elif job.waits_again and self.state.after(job.name) is None:
-                written = await self._wait_again(job) or written
+                if not registry.unread_alike(self.state, job.name):  # it may have been written already
+                    written = await self._wait_again(job) or written
             elif job.waits and job.stop is not None:
                 stopped = Result(int(ExitCode.TERMINATED), f"stopped before it began: {job.stop.because}")
                 await self._store.call(self._registry.end, job.name, stopped)
@@ -358,9 +359,14 @@ class FleetLeader:
             session.hello.slots,
             frozenset(session.hello.labels),
             leaves=bool(session.leaves) or name in self.state.cordons,
-            goes=bool(session.notice),
+            goes=bool(session.notice or self.unread_on(name, session)),
             away=away,
         )
+
+    def unread_on(self, node: str, session: NodeSession) -> list[str]:
+        """The jobs that cannot be read, and have slots there, or may have: nobody knows how many are free."""
+        holds, found = session.holds, self.state.left_out.items()
+        return sorted(job for job, nodes in found if node in nodes or holds is None or job in holds)
 
     def _tell(self, node: str, session: NodeSession) -> None:
         """Send the node its jobs, if they have changed."""
@@ -384,6 +390,7 @@ class FleetLeader:
                 for job in self.state.jobs
                 if job.result and any(share.node == node for share in job.shares)
             ],
+            keeps=sorted(self.state.left_out),
         )
         if duties != session.told:
             session.told = duties

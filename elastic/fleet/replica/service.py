@@ -235,7 +235,7 @@ class FleetService:
                 "address": session.hello.address,
                 "slots": session.hello.slots,
                 "labels": list(session.hello.labels),
-                "because": session.leaves or session.notice,
+                "because": session.leaves or session.notice or _unread_text(leader.unread_on(name, session)),
                 "holds": None if session.holds is None else sorted(session.holds),
             }
             for name, session in leader.sessions.items()
@@ -324,6 +324,11 @@ def _is_of_this_replica(request: pb.Question) -> bool:
     """Whether the question is for this replica itself, leading or not."""
     content = request.WhichOneof("content")
     return (content == "log" and request.log.here) or (content == "examine" and not request.examine.node)
+
+
+def _unread_text(jobs: list[str]) -> str:
+    """Why the node of these jobs gets no other jobs."""
+    return f"gets no job while etcd has documents of {', '.join(jobs)} that cannot be read" if jobs else ""
 
 
 def _owners(state: FleetState) -> list[dict[str, object]]:

@@ -215,6 +215,28 @@ async def test_a_replica_reads_once_more_before_it_refuses_and_says_so_when_it_c
         assert len(refused) == 1
 
 
+async def test_agents_of_a_job_that_cannot_be_read_now_are_admitted_as_before_and_others_ask_again() -> None:
+    refused: list[object] = []
+    state = FleetState((job("a", grants=(Grant("a", "t"),)),))
+
+    def reread() -> None:
+        door.reads()
+        door.read(state)
+
+    async with asyncio.timeout(PATIENCE_S):
+        door = Admission(lambda *told: refused.append(told), reread)
+        door.read(state)
+        state = FleetState(left_out={"train-1": frozenset()})
+        for _ in range(2):
+            door.read(state)
+            assert await door.objection("train-1", "a", "t", "") == "" and door.stands("train-1", "a", "t")
+        with pytest.raises(NotKnown):
+            await door.objection("train-1", "b", "of a new place", "")
+        state = FleetState()
+        assert await door.objection("train-1", "a", "u", "") and len(refused) == 1
+        assert not door.stands("train-1", "a", "t"), "it is over"
+
+
 class At:
     """A replica that leads two jobs, both on node a."""
 

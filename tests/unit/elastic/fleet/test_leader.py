@@ -139,6 +139,34 @@ async def test_nodes_are_told_when_a_job_fits_and_when_it_is_over(tmp_path: Path
         assert codec.from_json(Result, told.over[0].result.encode()) == Result(6, "drained")
 
 
+async def test_the_nodes_of_a_job_that_cannot_be_read_keep_it_and_get_no_other_whoever_leads(tmp_path: Path) -> None:
+    async with leads(tmp_path) as leading:
+        a = leading.node("a", slots=2)
+        job = await leading.submit("train", 1, 1)
+        await duties(a, {job: 1})
+        key = f"{registry.ROOT}jobs/{job}"
+        item = leading.store.get(key, timeout_s=1)
+        assert item is not None
+        write_key(leading.store, key, b'{"of_a_newer_version": 1}', timeout_s=1)
+        await leading.submit("next", 1, 1)  # the documents are read again
+        while not (told := (await a.outbox.get()).duties).keeps:
+            pass
+        assert (list(told.keeps), list(told.duties)) == ([job], [])
+        successor = FleetLeader(leading.tenure, leading.store, leading.thread, leading.journal)
+        successor.state, _ = registry.read(leading.store)
+        again = successor.attach(a.hello)
+        for holds in (None, frozenset({job}), frozenset()):  # its share is in etcd, whatever the daemon says
+            again.holds = holds
+            assert successor.plan().placements == {}, "nobody knows how many slots are free there"
+        successor._tell("a", again)
+        assert again.told is not None and list(again.told.keeps) == [job]
+        shown = leading.service()._overview(leading.fleet_leader)
+        assert shown["nodes"][0]["because"] == f"gets no job while etcd has documents of {job} that cannot be read"
+        write_key(leading.store, key, item.value, timeout_s=1)
+        leading.fleet_leader.read(*registry.read(leading.store))
+        assert not (await duties(a, {job: 1, "next-2": 1}))[0].leave
+
+
 async def test_a_node_that_leaves_or_is_cordoned_is_told_to_run_nothing(tmp_path: Path) -> None:
     async with leads(tmp_path) as leading:
         a, b, c = (leading.node(name) for name in "abc")
@@ -392,6 +420,21 @@ async def test_a_preempted_job_that_cannot_be_written_again_is_told_of_and_holds
         assert shown["state"] == "waits" and "too long for a fleet" in shown["because"]
         events = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
         assert [event["job"] for event in events if event["event"] == "not_waiting_again"] == [long]
+
+
+async def test_a_preempted_job_that_goes_on_as_one_which_cannot_be_read_is_not_written_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader_module, "ABSENT_S", 0.0)
+    async with leads(tmp_path) as leading:
+        low, _ = await preempted(leading, leading.node("a"))
+        registry.end(leading.store, low, Result(6, "drained"))
+        successor = FleetLeader(leading.tenure, leading.store, leading.thread, leading.journal)
+        await successor._reread()
+        assert await successor._hand_out()
+        write_key(leading.store, f"{registry.ROOT}jobs/low-3", b"{", timeout_s=1)
+        await successor._reread()
+        assert not await successor._hand_out() and registry.read(leading.store)[0].left_out.keys() == {"low-3"}
 
 
 async def test_a_quota_is_given_and_shown(tmp_path: Path) -> None:

@@ -572,13 +572,16 @@ async def test_of_several_notices_agents_hear_the_most_urgent_and_the_leader_tha
 
 
 class Leader:
-    """Welcomes whoever comes, and hears them out."""
+    """Welcomes whoever comes, tells them to run something, and hears them out."""
 
-    def __init__(self) -> None:
+    def __init__(self, *duties: pb.Duties) -> None:
+        self.duties = duties
         self.heard: list[pb.NodeWord] = []
 
     async def Attend(self, words: AsyncIterator[pb.NodeWord], context: object) -> AsyncIterator[pb.NodeOrder]:
         yield pb.NodeOrder(welcome=pb.Welcome(term=1))
+        for duties in self.duties:
+            yield pb.NodeOrder(duties=duties)
         async for word in words:
             self.heard.append(word)
 
@@ -601,6 +604,25 @@ async def test_a_leader_that_comes_later_hears_why_the_node_goes(tmp_path: Path)
         node.journal.close()
     told = [(word.leaves.because, word.leaves.notice) for word in leader.heard if word.HasField("leaves")]
     assert told == [("its daemon was asked to end", False), ("taken back", True)]
+
+
+async def test_a_job_that_the_leader_cannot_read_goes_on_as_it_was_told_before(tmp_path: Path) -> None:
+    node = Node(tmp_path, "nobody:1")
+    jobs = [pb.Duty(job=name, slots=1) for name in ("train-1", "over-2")]
+    unread = pb.Duties(term=1, duties=[pb.Duty(job="next-4", slots=1)], keeps=["train-1", "elsewhere-3"])
+    leader, server = Leader(pb.Duties(term=1, duties=jobs), unread, unread), grpc.aio.server(options=SERVER_OPTIONS)
+    add_to_server("Fleet", leader, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    attending = asyncio.create_task(node.daemon._attendance._attend(f"127.0.0.1:{port}"))
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await node.until(lambda: "next-4" in node.daemon._duties)
+    finally:
+        attending.cancel()
+        await server.stop(None)
+        node.journal.close()
+    assert node.daemon._duties == {"train-1": jobs[0], "next-4": unread.duties[0]}
 
 
 class Recruiter:

@@ -226,11 +226,32 @@ def test_a_document_that_cannot_be_read_costs_its_own_job_only(store: MemoryStor
         write_key(store, f"{registry.ROOT}{key}", document, timeout_s=1)
     state, _ = registry.read(store)
     assert [job.name for job in state.jobs] == names[3:]
+    assert state.left_out == dict.fromkeys(names[:3], frozenset())
     assert state.unread.keys() == (bad | wishes).keys()
     stopped, untouched = state.jobs
     assert stopped.stop is not None and "unknown field 'why'" in stopped.stop.because, "somebody wants it to end"
     assert untouched.stop is None
     assert state.cordons.keys() == {"b"}
+
+
+@pytest.mark.parametrize("kind", ["jobs", "placements", "sizes", "grants", "results"])
+def test_a_job_that_cannot_be_read_is_left_out_with_its_nodes_and_may_have_its_checkpoints(
+    store: MemoryStore, kind: str
+) -> None:
+    _, to = elected(store)
+    to.end(to.submit(SPEC), Result(6, "drained"))
+    before = registry.read(store)[0].jobs[0].submission
+    name = to.submit(SPEC, before)
+    to.place(name, Placement((NodeShare("a", 2),)), (Grant("b", "t"),))
+    write_key(store, f"{registry.ROOT}{kind}/{name}", b'{"of_a_newer_version": 1}', timeout_s=1)
+    state, _ = registry.read(store)
+    nodes = {"a", "b"} - {"a" if kind == "placements" else "b" if kind == "grants" else ""}
+    assert [job.name for job in state.jobs] == ["train-1"] and state.left_out == {name: nodes}
+    with pytest.raises(ConfigError, match=r"train-2 may have the checkpoints of train-1, and cannot be read"):
+        to.submit(SPEC, before)
+    if kind != "results":
+        registry.end(store, name, Result(0, "done"))
+        assert registry.read(store)[0].left_out == {}, "it is over"
 
 
 class Forgetful(MemoryStore):
