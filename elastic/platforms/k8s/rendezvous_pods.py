@@ -83,6 +83,7 @@ def _pod(options: ManifestOptions) -> dict[str, Any]:
         *("--cert-file", f"{OWN}/etcd.pem", "--key-file", f"{OWN}/etcd.pem"),
         *("--peer-client-cert-auth", "--peer-trusted-ca-file", f"{OWN}/etcd-ca.pem"),
         *("--peer-cert-file", f"{OWN}/etcd.pem", "--peer-key-file", f"{OWN}/etcd.pem"),
+        *("--auto-compaction-mode", "periodic", "--auto-compaction-retention", "1h"),  # a long history fills it
     ]
     replica = [
         *("elastic", "rendezvous", "--etcd", f"127.0.0.1:{CLIENTS}", "--listen", f"$({ADDRESS}):{RENDEZVOUS_PORT}"),

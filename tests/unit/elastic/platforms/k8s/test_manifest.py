@@ -81,6 +81,11 @@ def test_rights_are_to_read_single_pods_and_nodes() -> None:
             assert container["securityContext"]["allowPrivilegeEscalation"] is False
 
 
+def test_etcd_does_not_keep_its_history_until_it_is_full() -> None:
+    command = pod_of("StatefulSet", of())["containers"][0]["command"]
+    assert command[command.index("--auto-compaction-retention") + 1] == "1h" and "periodic" in command
+
+
 def test_two_jobs_have_no_object_of_the_cluster_in_common() -> None:
     one, other = of(namespace="team", name="a-b"), of(namespace="team-a", name="b")
     for kind in ("ClusterRole", "ClusterRoleBinding"):
