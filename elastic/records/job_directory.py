@@ -253,18 +253,19 @@ def lock_identity(path: Path) -> str:
 class JobLock:
     """The job directory's lock: only one agent writes its ledger. Held until the process ends."""
 
-    def __init__(self, path: Path, otherwise: str) -> None:
-        """otherwise: advice for the ConfigError that is raised if another process holds the lock."""
+    def __init__(self, path: Path, otherwise: str, holder: str = "") -> None:
+        """otherwise: advice for the ConfigError that is raised if another process holds the lock. holder: what that
+        error says of this process, besides its pid."""
         self._file = file_modes.opener(str(path), os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(self._file, 64, 0).decode(errors="replace").strip()
+            holder = os.pread(self._file, 512, 0).decode(errors="replace").strip()
             os.close(self._file)
             raise ConfigError(f"{path.parent} is in use by a running agent ({holder}); {otherwise}") from None
         with suppress(OSError):  # a full disk has no room for the name of the holder, and the lock holds all the same
             os.ftruncate(self._file, 0)
-            os.pwrite(self._file, f"pid {os.getpid()}".encode(), 0)
+            os.pwrite(self._file, f"{holder}pid {os.getpid()}".encode(), 0)
 
     def __enter__(self) -> Self:
         return self

@@ -246,9 +246,10 @@ def _agent(options: argparse.Namespace) -> int:
         checked = _checked(options)
     site, node, jobs_dir = checked.site, checked.site.node, checked.site.jobs_dir
     who = f"daemon-{node}"
-    otherwise = "give another --node, or another --jobs-dir"
+    otherwise = "give each node a --jobs-dir of its own, on a disk of its own"
+    holder = f"node {node}, on {socket.gethostname()}, "  # another machine may have this directory, too
     with ExitStack() as stack:
-        stack.enter_context(JobLock(jobs_dir / f"{node}.lock", otherwise))
+        stack.enter_context(JobLock(jobs_dir / "agent.lock", otherwise, holder))
         path = journal_path(jobs_dir, who)
         journal = stack.enter_context(Journal(path, "", who, node, retention=Retention(who), logged=logging.INFO))
         metrics = stack.enter_context(_metrics_of_agent(checked))

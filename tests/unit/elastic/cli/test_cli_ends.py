@@ -87,15 +87,17 @@ def test_the_directory_of_a_job_of_a_fleet_is_asked_for_elsewhere(tmp_path: Path
         job_status(tmp_path, wait_s=0.0)
 
 
-def test_a_second_agent_of_a_node_is_told_its_own_options(
+def test_a_second_agent_with_the_same_directory_of_jobs_is_refused_also_as_another_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("socket.gethostname", lambda: "gpu-1")
-    with JobLock(tmp_path / "gpu-1.lock", ""):
+    monkeypatch.setattr("socket.gethostname", lambda: "gpu-2")
+    monkeypatch.setattr("elastic.cli.fleet.daemons._metrics_of_agent", sys.exit)  # where it would begin
+    with JobLock(tmp_path / "agent.lock", "", "node gpu-1, on host-1, "):  # perhaps of another machine
         words = ["agent", "--rendezvous", "127.0.0.1:1", "--jobs-dir", str(tmp_path)]
         assert cli.main(words) == ExitCode.BAD_INPUT
     said = " ".join(capsys.readouterr().err.split())
-    assert f"is in use by a running agent (pid {os.getpid()}); give another --node, or another --jobs-dir" in said
+    holder = f"node gpu-1, on host-1, pid {os.getpid()}"
+    assert f"in use by a running agent ({holder}); give each node a --jobs-dir of its own, on a disk of its own" in said
 
 
 def test_a_lock_needs_no_room_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
