@@ -11,6 +11,7 @@ import math
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from itertools import cycle, islice
 from typing import Any, TypeVar
 
 import torch
@@ -70,9 +71,8 @@ class ElasticSampler(Sampler[int]):
         self.total_size = self.num_samples * self.num_replicas
 
     def __iter__(self) -> Iterator[int]:
-        left = self.remaining_indices
-        padded = left + left[: self.total_size - len(left)]
-        return iter(padded[self.rank : self.total_size : self.num_replicas])
+        # Each rank gets equally many, also where fewer samples are left than there are ranks: some are dealt twice.
+        return iter([*islice(cycle(self.remaining_indices), self.rank, self.total_size, self.num_replicas)])
 
     def __len__(self) -> int:
         return self.num_samples

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +20,10 @@ import elastic.horovod
 import elastic.horovod.torch as hvd
 from elastic.errors import ConfigError, NotInPlace
 from runtime.frontends.ddp.rank_script import RankScript
-from runtime.frontends.horovod import current
+from runtime.frontends.horovod import current, elastic_mode
 from runtime.frontends.horovod.interrupts import BadArgument, NotInitialized
 from runtime.frontends.horovod.trained_modules import modules_of, of_none
+from runtime.frontends.horovod.world import RankStanding
 from tests.unit.jobs import Recorded, make_job
 from tests.unit.runtime.frontends.ddp import threads
 
@@ -292,6 +294,20 @@ def test_a_sampler_deals_what_is_left(alone: None) -> None:
     assert list(sampler) == [5]
     sampler.set_epoch(2)
     assert len(list(sampler)) == 6
+
+
+@pytest.mark.parametrize(("left", "dealt"), [(1, [[0]] * 4), (3, [[0], [1], [2], [0]]), (0, [[]] * 4)])
+def test_each_rank_has_equally_many_samples_however_few_are_left(
+    monkeypatch: pytest.MonkeyPatch, left: int, dealt: list[list[int]]
+) -> None:
+    found = []
+    for rank in range(4):
+        standing = SimpleNamespace(standing=RankStanding(rank, 4))
+        monkeypatch.setattr(elastic_mode, "here", lambda call, standing=standing: standing)
+        sampler = hvd.elastic.ElasticSampler(range(left), shuffle=False)
+        found.append(list(sampler))
+        assert len(sampler) == len(found[-1])
+    assert found == dealt
 
 
 def test_modules_are_found_by_their_parameters() -> None:
