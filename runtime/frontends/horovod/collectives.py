@@ -448,7 +448,7 @@ def grouped_reducescatter_async(
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait for all ranks."""
-    here("barrier").gather_objects(_call("barrier", [], None, process_set), None)
+    here("barrier").barrier(_call("barrier", [], None, process_set))
 
 
 def join(device: int = -1) -> int:

@@ -128,6 +128,10 @@ class TorchWorld(World):
             dist.all_gather_object(found, thing, group=call.group)
         return found
 
+    def barrier(self, call: Call) -> None:
+        """What the ranks tell each other is all of it: one that has joined makes no other call for it."""
+        self._agree(call)
+
     def join(self) -> int:
         """Zeros for every allreduce of the others, until all have come here."""
         while True:

@@ -93,6 +93,10 @@ class World(ABC):
         """The object of rank `root`."""
         return self.gather_objects(call, thing)[root]
 
+    def barrier(self, call: Call) -> None:
+        """Wait for all ranks."""
+        self.gather_objects(call, None)
+
     def join(self) -> int:
         """This rank has no more data. Returns the last rank that has come here."""
         return self.standing.size - 1

@@ -363,7 +363,8 @@ own = hvd.add_process_set([1])
 if rank:
     assert hvd.allreduce(x, op=hvd.Sum, process_set=own).tolist() == [2.0] * 3
 if not rank:
-    assert hvd.allreduce(x, op=hvd.Sum).tolist() == [1.0] * 3  # the other one has joined
+    hvd.barrier()  # the other one has joined
+    assert hvd.allreduce(x, op=hvd.Sum).tolist() == [1.0] * 3
 assert hvd.join() == 0
 norm = hvd.SyncBatchNorm(3)
 whole = torch.arange(12.0).reshape(4, 3).requires_grad_()
