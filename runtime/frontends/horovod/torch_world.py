@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -78,7 +79,7 @@ class TorchWorld(World):
         found = []
         for tensor in tensors:
             if op is ReduceOp.ADASUM or tensor.dtype not in _GLOO_ADDS:
-                found.append(reduce_rows(self._gathered(call, tensor), op))
+                found.append(reduce_rows(self._gathered(call, tensor), op).reshape(tensor.shape))
                 continue
             out = tensor.detach().clone(memory_format=torch.contiguous_format)
             with _named(call):
@@ -100,19 +101,23 @@ class TorchWorld(World):
         return self._gathered(call, tensor)
 
     def _gathered(self, call: Call, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Each rank fills up to the longest, as all_gather takes tensors of one shape only."""
-        own = _as_bytes(tensor)
+        """Each rank fills up to the longest, as all_gather takes tensors of one shape only. A tensor without a
+        dimension has one row, and comes back with a dimension."""
+        own, rest = _as_bytes(tensor), tensor.shape[1:]
+        width = math.prod(rest) * tensor.element_size()
         size = dist.get_world_size(call.group)
         with _named(call):
             rows = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
-            dist.all_gather(rows, torch.tensor([own.numel()]), group=call.group)
+            dist.all_gather(rows, torch.tensor([tensor.shape[0] if tensor.dim() else 1]), group=call.group)
             counts = [int(row) for row in rows]
-            padded = own.new_zeros(max(counts))
+            padded = own.new_zeros(max(counts) * width)
             padded[: own.numel()] = own
             found = [torch.empty_like(padded) for _ in range(size)]
             dist.all_gather(found, padded, group=call.group)
-        shape = (-1, *tensor.shape[1:])
-        return [row[:count].clone().view(tensor.dtype).reshape(shape) for row, count in zip(found, counts, strict=True)]
+        return [
+            row[: count * width].clone().view(tensor.dtype).reshape(count, *rest)
+            for row, count in zip(found, counts, strict=True)
+        ]
 
     def broadcast(self, call: Call, tensor: torch.Tensor, root: int) -> torch.Tensor:
         self._agree(call)
@@ -160,7 +165,7 @@ class TorchWorld(World):
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """A vector of uint8: gloo does not send all dtypes. A tensor without a dimension has one row."""
+    """A vector of uint8: gloo does not send all dtypes."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 

@@ -353,6 +353,11 @@ assert hvd.broadcast(x > 1, 1).tolist() == [True] * 3
 assert hvd.alltoall(torch.arange(4) + 10 * rank).tolist() == [2 * rank, 2 * rank + 1, 10 + 2 * rank, 11 + 2 * rank]
 assert hvd.reducescatter(torch.arange(5.0), op=hvd.Sum).tolist() == ([6.0, 8.0] if rank else [0.0, 2.0, 4.0])
 assert hvd.allgather_object({"rank": rank}) == [{"rank": 0}, {"rank": 1}]
+one = torch.tensor(rank == 1)
+assert torch.equal(hvd.allreduce(one, op=hvd.Max), torch.tensor(True)), "no dimension more"
+assert hvd.allreduce(torch.ones(2, 0), op=hvd.Adasum).shape == (2, 0)
+assert hvd.allgather(torch.tensor(rank)).tolist() == [0, 1] and hvd.allgather(torch.ones(0, 2)).shape == (0, 2)
+assert hvd.allgather(torch.ones(3 - rank, 0)).shape == (5, 0)
 try:
     hvd.allgather(x) if rank else hvd.allreduce(x)
 except Disagree as error:
