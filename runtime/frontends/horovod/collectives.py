@@ -6,7 +6,7 @@ together, in one call, by DistributedOptimizer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -209,13 +209,13 @@ def sparse_allreduce_async(
 ) -> Callable[[], Tensor]:
     """Sum or average a sparse tensor over all ranks: values at equal indices are added. Returns a function that
     returns the sparse result. Raises BadArgument for another op."""
-    values, indices = tensor._values(), tensor._indices().t().contiguous()
-    rows = allgather(values, f"{name}.values", process_set)
-    places = allgather(indices, f"{name}.indices", process_set)
-    found = torch.sparse_coo_tensor(places.t(), rows, tensor.shape)
     chosen = chosen_op(None, op)
     if chosen not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise BadArgument(f"sparse gradients and op={chosen.name}: use hvd.Average, or sparse_as_dense=True")
+    parts = [tensor._values(), tensor._indices().t().contiguous()]
+    call = _call("sparse_allreduce", parts, name, process_set, ragged=True)
+    rows, places = map(torch.cat, zip(*here("sparse_allreduce").gather(call, parts).values(), strict=True))
+    found = torch.sparse_coo_tensor(places.t(), rows, tensor.shape)
     result = found / process_set.size() if chosen is ReduceOp.AVERAGE else found
     return lambda: result
 
@@ -236,25 +236,43 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
 
 
 def _gathered(kind: str, tensors: Tensors, name: str | None, among: ProcessSet) -> list[Tensor]:
-    sizes: list[list[int]] = []
+    begins: list[int] = []
+    """Of each tensor: where the rows of this rank begin."""
 
     def gather(given: Tensors) -> list[Tensor]:
+        there, own = here(kind).gather(_call(kind, given, name, among, ragged=True), given), among.rank()
         found = []
-        for tensor in given:
-            call = _call(kind, [tensor], name, among, ragged=True)
-            rows = here(kind).gather(call, tensor)
-            sizes.append([row.shape[0] if row.dim() else 1 for row in rows])
-            found.append(torch.cat([row if row.dim() else row.reshape(1) for row in rows]))
+        for number in range(len(given)):
+            parts = {rank: _as_rows(brought[number]) for rank, brought in there.items()}
+            begins.append(sum(len(part) for rank, part in parts.items() if rank < own))
+            found.append(torch.cat([*parts.values()]))
         return found
 
     def scatter(gradients: Tensors) -> list[Tensor]:
         """Horovod's: the mean over the ranks of what they have for this rank's rows."""
         means = _reduced(kind, gradients, name, ReduceOp.AVERAGE, (1.0, 1.0), among)
-        own = among.rank()
-        return [mean.split(rows)[own] for mean, rows in zip(means, sizes, strict=True)]
+        return [
+            _of_shape(mean[begin:][: len(_as_rows(tensor))], tensor.shape)
+            for mean, begin, tensor in zip(means, begins, tensors, strict=True)
+        ]
 
     found: list[Tensor] = _differentiable(gather, scatter)(tensors)
     return found
+
+
+def _as_rows(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dim() else tensor.reshape(1)
+
+
+def _of_shape(gradient: Tensor, shape: torch.Size) -> Tensor:
+    """A newcomer that goes with the results of the others has brought none of what they have gathered."""
+    return gradient.reshape(shape) if gradient.numel() == shape.numel() else gradient.new_zeros(shape)
+
+
+def _whole(parts: Mapping[int, Tensor], sizes: Sequence[int], like: Tensor) -> Tensor:
+    """The parts of all ranks behind one another; zeros for a lost one. sizes: its rows, by rank."""
+    lost = [like.new_zeros((size, *like.shape[1:])) for size in sizes]
+    return torch.cat([parts.get(rank, zeros) for rank, zeros in enumerate(lost)])
 
 
 def allgather_async(
@@ -328,29 +346,31 @@ def alltoall(
     """splits: how many rows go to each rank (default: equally many). Returns what this rank is sent by all ranks, in
     rank order; with splits=, (that, how many rows each has sent). Raises BadArgument for splits that do not fit."""
     given = None if splits is None else [int(size) for size in splits]
+    sent: list[int] = []
     received: list[int] = []
 
     def exchange(tensors: Tensors) -> list[Tensor]:
-        found, counts = _exchanged(tensors[0], given, name, process_set)
-        received[:] = counts
+        sent[:] = split_sizes(given, len(_as_rows(tensor)), process_set.size())
+        found, received[:] = _exchanged(tensors[0], sent, name, process_set, [0] * len(sent))
         return [found]
 
     def back(gradients: Tensors) -> list[Tensor]:
-        return [_exchanged(gradients[0], received, name, process_set)[0]]
+        return [_of_shape(_exchanged(gradients[0], received, name, process_set, sent)[0], tensor.shape)]
 
     (found,) = _differentiable(exchange, back)([tensor])
     return found if splits is None else (found, torch.tensor(received, dtype=torch.int32))
 
 
 def _exchanged(
-    tensor: Tensor, splits: Sequence[int] | None, name: str | None, among: ProcessSet
+    tensor: Tensor, sizes: list[int], name: str | None, among: ProcessSet, lost: list[int]
 ) -> tuple[Tensor, list[int]]:
-    world, call = here("alltoall"), _call("alltoall", [tensor], name, among, ragged=True)
-    sizes = split_sizes(splits, tensor.shape[0] if tensor.dim() else 1, among.size())
-    table = world.gather(Call("alltoall splits", name, group=among.group), torch.tensor([sizes]))
-    rows, own = world.gather(call, tensor), among.rank()
-    parts = [row[sum(sent[0][:own].tolist()) :][: int(sent[0][own])] for row, sent in zip(rows, table, strict=True)]
-    return torch.cat(parts), [int(sent[0][own]) for sent in table]
+    """sizes: rows for each rank. lost: how many rows of zeros to return for a rank that is lost."""
+    call, own = _call("alltoall", [tensor], name, among, ragged=True), among.rank()
+    parts = {}
+    for rank, (rows, table) in here("alltoall").gather(call, [_as_rows(tensor), torch.tensor([sizes])]).items():
+        splits = table[0].tolist()
+        parts[rank] = rows[sum(splits[:own]) :][: splits[own]]
+    return _whole(parts, lost, _as_rows(tensor)), [len(parts.get(rank, ())) for rank in range(len(sizes))]
 
 
 def alltoall_async(
@@ -413,7 +433,12 @@ def _scattered(
 
     def gather(gradients: Tensors) -> list[Tensor]:
         factor = scales[0] * scales[1] * (among.size() if chosen is ReduceOp.SUM else 1)
-        return _gathered(kind, [scaled(gradient, factor) for gradient in gradients], name, among)
+        given = [scaled(gradient, factor) for gradient in gradients]
+        there = here(kind).gather(_call(kind, given, name, among, ragged=True), given)
+        return [
+            _whole({rank: rows[number] for rank, rows in there.items()}, pieces(len(tensor), among.size()), tensor)
+            for number, tensor in enumerate(tensors)
+        ]
 
     found: list[Tensor] = _differentiable(scatter, gather)(tensors)
     return found

@@ -61,6 +61,14 @@ class BeginFound(NamedTuple):
     resets: bool
 
 
+class Brought(NamedTuple):
+    """What a worker brings. rank: as its script knows it."""
+
+    worker: str
+    rank: int
+    content: bytes
+
+
 class MemberWorld(World):
     """Used by the thread of the script only."""
 
@@ -229,13 +237,13 @@ class MemberWorld(World):
         with calls_named():
             return self._vectors.sum(label, len(self._roster), own, reply)
 
-    def _bytes(self, label: str, own: bytes) -> list[bytes]:
+    def _bytes(self, label: str, own: bytes) -> list[Brought]:
         """What each worker brings, by rank."""
         short = base64.b64encode(own).decode() if len(own) <= SMALL_MAX else ""
-        said = self._exchange(label, [self._training.session.place().rank, len(own), short])
+        said = self._exchange(label, [self.standing.rank, len(own), short])
         order = _by_rank({worker: rank for worker, (rank, _, _) in said.items()})
         if all(said[worker][1] <= SMALL_MAX for worker in order):
-            return [base64.b64decode(said[worker][2]) for worker in order]
+            return [Brought(worker, said[worker][0], base64.b64decode(said[worker][2])) for worker in order]
         self._check_running(f"{label} of {len(own)} bytes")
         sizes = [1 + _numbers(said[worker][1]) for worker in order]
         vector = torch.zeros(sum(sizes))
@@ -246,7 +254,7 @@ class MemberWorld(World):
         whole = self._sums(f"{label}: values", {"float32": [vector]}, lambda sums, _: sums["float32"].cpu().clone())
         parts = whole.split(sizes)
         return [
-            content_of(part[1:])[: said[worker][1]]
+            Brought(worker, said[worker][0], content_of(part[1:])[: said[worker][1]])
             for worker, part in zip(order, parts, strict=True)
             if float(part[0]) == 1.0
         ]
@@ -255,7 +263,7 @@ class MemberWorld(World):
 
     def reduce(self, call: Call, tensors: Sequence[torch.Tensor], op: ReduceOp) -> list[torch.Tensor]:
         if self._steps is None or any(map(_no_float, tensors)) or op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
-            rows = [from_bytes(one) for one in self._bytes(call.text, to_bytes([*map(_on_cpu, tensors)], call.text))]
+            rows = self.gather_objects(call, [*map(_on_cpu, tensors)])
             return [
                 reduce_rows([row[number] for row in rows], op).to(tensor.device)
                 for number, tensor in enumerate(tensors)
@@ -288,16 +296,22 @@ class MemberWorld(World):
         if own:
             self._sums(call.text, own, put)
 
-    def gather(self, call: Call, tensor: torch.Tensor) -> list[torch.Tensor]:
-        rows = self._bytes(call.text, to_bytes(_on_cpu(tensor), call.text))
-        return [from_bytes(row).to(tensor.device) for row in rows]
+    def gather(self, call: Call, tensors: Sequence[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
+        there = self._bytes(call.text, to_bytes([*map(_on_cpu, tensors)], call.text))
+        ranks = [one.rank for one in there]
+        if len(set(ranks)) < len(ranks):  # before the loop, a worker may have begun behind the loss of another one
+            ranks = list(range(len(there)))
+        return {
+            rank: [row.to(tensor.device) for row, tensor in zip(from_bytes(one.content), tensors, strict=True)]
+            for rank, one in zip(ranks, there, strict=True)
+        }
 
     def broadcast(self, call: Call, tensor: torch.Tensor, root: int) -> torch.Tensor:
         found: torch.Tensor = self._from(root, call, lambda: _on_cpu(tensor))
         return found.to(tensor.device)
 
     def gather_objects(self, call: Call, thing: object) -> list[Any]:
-        return [from_bytes(one) for one in self._bytes(call.text, to_bytes(thing, call.text))]
+        return [from_bytes(one.content) for one in self._bytes(call.text, to_bytes(thing, call.text))]
 
     def broadcast_object(self, call: Call, thing: object, root: int) -> Any:
         return self._from(root, call, lambda: thing)
@@ -305,7 +319,7 @@ class MemberWorld(World):
     def _from(self, root: int, call: Call, thing: Callable[[], object]) -> Any:
         """The root alone brings something; if it is lost in this very call, it is what the next one has."""
         rows = self._bytes(call.text, to_bytes(thing(), call.text))
-        return from_bytes(rows[min(root, len(rows) - 1)])
+        return from_bytes(rows[min(root, len(rows) - 1)].content)
 
     def join(self) -> int:
         """Raises ConfigError."""

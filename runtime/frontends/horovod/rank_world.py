@@ -50,18 +50,21 @@ class RankWorld(World):
         found = []
         for tensor in tensors:
             if op is ReduceOp.ADASUM:
-                found.append(reduce_rows(self.gather(call, tensor), op))
+                found.append(reduce_rows([row for (row,) in self.gather(call, [tensor]).values()], op))
                 continue
             out = tensor.detach().clone()
             dist.all_reduce(out, _OF_TORCH[op])
             found.append(out)
         return found
 
-    def gather(self, call: Call, tensor: torch.Tensor) -> list[torch.Tensor]:
+    def gather(self, call: Call, tensors: Sequence[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
         _check_whole(call)
-        found: list[torch.Tensor] = [tensor] * self._script.ranks
-        dist.all_gather_object(found, tensor.detach().cpu())
-        return [row.to(tensor.device) for row in found]
+        of_each = []
+        for tensor in tensors:
+            rows: list[torch.Tensor] = [tensor] * self._script.ranks
+            dist.all_gather_object(rows, tensor.detach().cpu())
+            of_each.append([row.to(tensor.device) for row in rows])
+        return {rank: [rows[rank] for rows in of_each] for rank in range(self._script.ranks)}
 
     def broadcast(self, call: Call, tensor: torch.Tensor, root: int) -> torch.Tensor:
         _check_whole(call)

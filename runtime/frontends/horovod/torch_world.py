@@ -96,9 +96,10 @@ class TorchWorld(World):
         vectors = fused(tensors)
         put_back(self.reduce(replace(call, tensors=described(vectors)), vectors, op), tensors)
 
-    def gather(self, call: Call, tensor: torch.Tensor) -> list[torch.Tensor]:
+    def gather(self, call: Call, tensors: Sequence[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
         self._agree(call)
-        return self._gathered(call, tensor)
+        of_each = [self._gathered(call, tensor) for tensor in tensors]
+        return {rank: [rows[rank] for rows in of_each] for rank in range(dist.get_world_size(call.group))}
 
     def _gathered(self, call: Call, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Each rank fills up to the longest, as all_gather takes tensors of one shape only. A tensor without a

@@ -78,8 +78,9 @@ class World(ABC):
             tensor.copy_(found)
 
     @abstractmethod
-    def gather(self, call: Call, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """The tensor of each rank; they may have different sizes in the first dimension."""
+    def gather(self, call: Call, tensors: Sequence[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
+        """The tensors of each rank of the process set, by its number there; they may have different sizes in the first
+        dimension. In an elastic job all tensors of a lost rank are missing, or none."""
 
     @abstractmethod
     def broadcast(self, call: Call, tensor: torch.Tensor, root: int) -> torch.Tensor:
@@ -136,8 +137,8 @@ class OneWorld(World):
     def reduce(self, call: Call, tensors: Sequence[torch.Tensor], op: ReduceOp) -> list[torch.Tensor]:
         return [reduce_rows([tensor], op) for tensor in tensors]
 
-    def gather(self, call: Call, tensor: torch.Tensor) -> list[torch.Tensor]:
-        return [tensor.detach().clone()]
+    def gather(self, call: Call, tensors: Sequence[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
+        return {0: [tensor.detach().clone() for tensor in tensors]}
 
     def broadcast(self, call: Call, tensor: torch.Tensor, root: int) -> torch.Tensor:
         return tensor.detach().clone()

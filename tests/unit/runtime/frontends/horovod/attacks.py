@@ -150,3 +150,53 @@ def without_commits(worker: Worker) -> None:
 
     body(hvd.elastic.TorchState(model=model, optimizer=optimizer))
     worker.weights = [float(value) for weight in model.parameters() for value in weight.detach().flatten()]
+
+
+def rows(worker: Worker, steps: int = 2) -> None:
+    """Collectives of which a rank gets the part of another one, or sends its own, and their gradients: whatever a lost
+    worker has brought is there as a whole, or missing as a whole."""
+
+    @hvd.elastic.run  # type: ignore[untyped-decorator]
+    def body(state: Any) -> None:
+        while state.step < steps:
+            _sparse()
+            _exchanged()
+            _gathered()
+            _scattered()
+            state.step += 1
+            state.commit()
+        worker.weights = [float(state.step)]
+
+    body(hvd.elastic.ObjectState(step=0))
+
+
+def _sparse() -> None:
+    ones = torch.sparse_coo_tensor([[1, 2]], [1.0, 1.0], (3,))
+    nothing, *sums = hvd.sparse_allreduce_async(ones, "ones", hvd.Sum)().to_dense().tolist()
+    assert nothing == 0.0 and sums[0] == sums[1] >= 2.0
+
+
+def _exchanged() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    sent = torch.tensor([[float(rank), float(to)] for to in range(size) for _ in range(to + 1)], requires_grad=True)
+    got, counts = hvd.alltoall(sent, splits=range(1, size + 1))
+    assert set(counts.tolist()) <= {0, rank + 1} and len(counts) == size, "each has sent its part, or is lost"
+    assert got.tolist() == [[sender, rank] for sender, count in enumerate(counts.tolist()) for _ in range(count)]
+    got.sum().backward()
+    assert sent.grad is not None
+    for to, part in enumerate(sent.grad.split([*range(1, size + 1)])):
+        assert part.unique().tolist() in ([[1.0], [0.0]] if to != rank else [[1.0]])
+
+
+def _gathered() -> None:
+    rank = hvd.rank()
+    own = torch.full((rank + 1,), float(rank), requires_grad=True)
+    whole = hvd.allgather(own)
+    (whole * whole.detach()).sum().backward()
+    assert own.grad is not None and own.grad.tolist() == own.tolist()
+
+
+def _scattered() -> None:
+    given = torch.ones(7, requires_grad=True)
+    hvd.reducescatter(given, op=hvd.Average).sum().backward()
+    assert given.grad is not None and set(given.grad.tolist()) <= {0.0, 1.0}
