@@ -214,9 +214,10 @@ def sparse_allreduce_async(
         raise BadArgument(f"sparse gradients and op={chosen.name}: use hvd.Average, or sparse_as_dense=True")
     parts = [tensor._values(), tensor._indices().t().contiguous()]
     call = _call("sparse_allreduce", parts, name, process_set, ragged=True)
-    rows, places = map(torch.cat, zip(*here("sparse_allreduce").gather(call, parts).values(), strict=True))
+    there = here("sparse_allreduce").gather(call, parts)
+    rows, places = map(torch.cat, zip(*there.values(), strict=True))
     found = torch.sparse_coo_tensor(places.t(), rows, tensor.shape)
-    result = found / process_set.size() if chosen is ReduceOp.AVERAGE else found
+    result = found / len(there) if chosen is ReduceOp.AVERAGE else found
     return lambda: result
 
 
