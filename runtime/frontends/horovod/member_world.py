@@ -317,9 +317,9 @@ class MemberWorld(World):
         return self._from(root, call, lambda: thing)
 
     def _from(self, root: int, call: Call, thing: Callable[[], object]) -> Any:
-        """The root alone brings something; if it is lost in this very call, it is what the next one has."""
+        """What the root brings; if it is lost in this very call, it is what the next one has, or the last."""
         rows = self._bytes(call.text, to_bytes(thing(), call.text))
-        return from_bytes(rows[min(root, len(rows) - 1)].content)
+        return from_bytes(next((one for one in rows if one.rank >= root), rows[-1]).content)
 
     def join(self) -> int:
         """Raises ConfigError."""

@@ -170,6 +170,23 @@ def rows(worker: Worker, steps: int = 2) -> None:
     body(hvd.elastic.ObjectState(step=0))
 
 
+def from_each_root(worker: Worker, steps: int = 2) -> None:
+    """Each rank says its number. worker.samples: (root, what was said)."""
+
+    @hvd.elastic.run  # type: ignore[untyped-decorator]
+    def body(state: Any) -> None:
+        while state.step < steps:
+            for root in range(hvd.size()):
+                said = hvd.broadcast(torch.tensor(hvd.rank()), root)
+                worker.samples.append((root, int(said)))
+                worker.samples.append((root, hvd.broadcast_object([hvd.rank(), "x" * 5000], root)[0]))
+            state.step += 1
+            state.commit()
+        worker.weights = [float(number) for sample in worker.samples for number in sample]
+
+    body(hvd.elastic.ObjectState(step=0))
+
+
 def _sparse() -> None:
     ones = torch.sparse_coo_tensor([[1, 2]], [1.0, 1.0], (3,))
     assert hvd.sparse_allreduce_async(ones, "ones", hvd.Average)().to_dense().tolist() == [0.0, 1.0, 1.0]

@@ -42,6 +42,17 @@ def test_rows_of_a_lost_worker_are_there_or_missing_as_a_whole(operation: int, d
     alike(workers, {"w0", "w1", "w2"} - {dies})
 
 
+@pytest.mark.parametrize("operation", some(range(3, 18), 5, "horovod roots"))
+@pytest.mark.parametrize("dies", ["w0", "w1", "w2"])
+def test_a_broadcast_is_that_of_its_root_whoever_is_lost(operation: int, dies: str) -> None:
+    """If the root itself is lost in the call, it is that of the next one, or of the last."""
+    lost = int(dies[1])
+    _, workers = together(3, attacks.from_each_root, kills={dies: (operation, 0)})
+    alike(workers, {"w0", "w1", "w2"} - {dies})
+    for root, said in workers["w1" if lost == 0 else "w0"].samples:
+        assert said == root or (root, said) == (lost, {0: 1, 1: 2, 2: 1}[lost])
+
+
 def test_half_precision_and_a_newcomer() -> None:
     script = partial(attacks.many, dtype=torch.bfloat16, compression=hvd.Compression.fp16)
     world, workers = together(2, script, newcomers=1, asked_at=0, copy_at=1, admit_at=2)
