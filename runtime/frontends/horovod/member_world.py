@@ -317,9 +317,15 @@ class MemberWorld(World):
         return self._from(root, call, lambda: thing)
 
     def _from(self, root: int, call: Call, thing: Callable[[], object]) -> Any:
-        """What the root brings; if it is lost in this very call, it is what the next one has, or the last."""
-        rows = self._bytes(call.text, to_bytes(thing(), call.text))
-        return from_bytes(next((one for one in rows if one.rank >= root), rows[-1]).content)
+        """What the root brings; if it is lost in this very call, the next one is asked for it, or the last."""
+        mine = self.standing.rank == root
+        while True:
+            there = self._bytes(call.text, to_bytes(thing(), call.text) if mine else b"")
+            for one in there:
+                if one.content:
+                    return from_bytes(one.content)
+            next_root = next((one for one in there if one.rank > root), there[-1])
+            mine = next_root.worker == self._training.session.worker_id
 
     def join(self) -> int:
         """Raises ConfigError."""

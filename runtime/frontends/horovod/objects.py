@@ -46,9 +46,20 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
         raise BadArgument("hvd.broadcast_optimizer_state() of LBFGS: its state cannot be sent; use another optimizer")
     if here("broadcast_optimizer_state").alike_at_start:
         return
-    found = broadcast_object(optimizer.state_dict(), root_rank, "optimizer")
-    if here("broadcast_optimizer_state").standing.rank != root_rank:
+    of_root = here("broadcast_optimizer_state").standing.rank == root_rank
+    state = optimizer.state_dict()
+    found = broadcast_object(_on_cpu(state) if of_root else state, root_rank, "optimizer")
+    if not of_root:
         optimizer.load_state_dict(found)
+
+
+def _on_cpu(state: Any) -> Any:
+    """Each rank would load a tensor of a GPU on the GPU of the root's number, besides its own."""
+    if isinstance(state, torch.Tensor):
+        return state.cpu()
+    if isinstance(state, dict):
+        return {key: _on_cpu(value) for key, value in state.items()}
+    return [_on_cpu(value) for value in state] if isinstance(state, list) else state
 
 
 def broadcast_object(
@@ -60,9 +71,7 @@ def broadcast_object(
     world = here("broadcast_object")
     if root_rank not in process_set.ranks:
         raise BadArgument(f"hvd.broadcast_object(root_rank={root_rank}): the ranks are {process_set.ranks}")
-    if process_set is global_process_set:
-        return world.broadcast_object(call, obj, root_rank)
-    return world.gather_objects(call, obj)[process_set.ranks.index(root_rank)]
+    return world.broadcast_object(call, obj, root_rank)
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:

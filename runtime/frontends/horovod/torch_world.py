@@ -134,6 +134,13 @@ class TorchWorld(World):
             dist.all_gather_object(found, thing, group=call.group)
         return found
 
+    def broadcast_object(self, call: Call, thing: object, root: int) -> Any:
+        self._agree(call)
+        box = [thing if dist.get_rank() == root else None]
+        with _named(call):
+            dist.broadcast_object_list(box, root, group=call.group)
+        return box[0]
+
     def barrier(self, call: Call) -> None:
         """What the ranks tell each other is all of it: one that has joined makes no other call for it."""
         self._agree(call)

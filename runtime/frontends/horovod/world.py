@@ -90,9 +90,9 @@ class World(ABC):
     def gather_objects(self, call: Call, thing: object) -> list[Any]:
         """The object of each rank."""
 
+    @abstractmethod
     def broadcast_object(self, call: Call, thing: object, root: int) -> Any:
-        """The object of rank `root`."""
-        return self.gather_objects(call, thing)[root]
+        """The object of rank `root`; those of other ranks are not sent."""
 
     def barrier(self, call: Call) -> None:
         """Wait for all ranks."""
@@ -145,3 +145,6 @@ class OneWorld(World):
 
     def gather_objects(self, call: Call, thing: object) -> list[Any]:
         return [thing]
+
+    def broadcast_object(self, call: Call, thing: object, root: int) -> Any:
+        return thing

@@ -178,8 +178,8 @@ def from_each_root(worker: Worker, steps: int = 2) -> None:
         while state.step < steps:
             for root in range(hvd.size()):
                 said = hvd.broadcast(torch.tensor(hvd.rank()), root)
-                worker.samples.append((root, int(said)))
-                worker.samples.append((root, hvd.broadcast_object([hvd.rank(), "x" * 5000], root)[0]))
+                large = hvd.broadcast_object([hvd.rank(), "x" * 5000], root)
+                worker.samples += [(root, int(said)), (root, large[0])]
             state.step += 1
             state.commit()
         worker.weights = [float(number) for sample in worker.samples for number in sample]

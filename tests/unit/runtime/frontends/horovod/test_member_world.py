@@ -202,7 +202,8 @@ def test_all_collectives_of_members() -> None:
         model = nn.Linear(3, 1)
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         hvd.broadcast_optimizer_state(torch.optim.SGD(model.parameters(), lr=0.1), root_rank=0)
-        assert hvd.broadcast_object({"rank": rank}, root_rank=1) == {"rank": 1}
+        cannot_be_sent = object()
+        assert hvd.broadcast_object({"rank": rank} if rank else cannot_be_sent, root_rank=1) == {"rank": 1}
 
         @hvd.elastic.run  # type: ignore[untyped-decorator]
         def body(state: Any) -> None:

@@ -364,7 +364,20 @@ except Disagree as error:
     assert "rank 0: allreduce" in str(error) and "rank 1: allgather" in str(error)
 else:
     raise AssertionError("different calls were not seen")
+class CannotBeSent:
+    def __reduce__(self):
+        raise AssertionError("only the root sends its object")
+assert hvd.broadcast_object({"rank": rank} if rank else CannotBeSent(), 1) == {"rank": 1}
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1 + rank, momentum=0.9)
+(model(torch.ones(2)) * (rank + 1)).sum().backward()
+optimizer.step()
+hvd.broadcast_optimizer_state(optimizer, root_rank=1)
+assert optimizer.param_groups[0]["lr"] == 1.1
+assert optimizer.state[model.bias]["momentum_buffer"].tolist() == [2.0]
 own = hvd.add_process_set([1])
+if rank:
+    assert hvd.broadcast_object("own", 1, process_set=own) == "own"
 if rank:
     assert hvd.allreduce(x, op=hvd.Sum, process_set=own).tolist() == [2.0] * 3
 if not rank:
