@@ -68,7 +68,7 @@ def _reduced(
     return [scaled(tensor, scales[1]) for tensor in found]
 
 
-def _differentiable(forward: Callable[[Tensors], list[Tensor]], backward: Callable[[Tensors], list[Tensor]]) -> Any:
+def differentiable(forward: Callable[[Tensors], list[Tensor]], backward: Callable[[Tensors], list[Tensor]]) -> Any:
     """A function of tensors, whose gradient is that other function's."""
 
     class Collective(torch.autograd.Function):
@@ -148,7 +148,7 @@ def _all(
         found = _reduced(kind, [tensor for tensor, _ in narrow], name, chosen, scales, among)
         return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(found, narrow, strict=True)]
 
-    found: list[Tensor] = _differentiable(reduced, reduced)(tensors)
+    found: list[Tensor] = differentiable(reduced, reduced)(tensors)
     return found
 
 
@@ -257,7 +257,7 @@ def _gathered(kind: str, tensors: Tensors, name: str | None, among: ProcessSet) 
             for mean, begin, tensor in zip(means, begins, tensors, strict=True)
         ]
 
-    found: list[Tensor] = _differentiable(gather, scatter)(tensors)
+    found: list[Tensor] = differentiable(gather, scatter)(tensors)
     return found
 
 
@@ -305,7 +305,7 @@ def broadcast(
         (found,) = _reduced("broadcast", gradients, name, ReduceOp.AVERAGE, (1.0, 1.0), process_set)
         return [found if here("broadcast").standing.rank == root_rank else torch.zeros_like(found)]
 
-    found: list[Tensor] = _differentiable(send, mean)([tensor])
+    found: list[Tensor] = differentiable(send, mean)([tensor])
     return found[0]
 
 
@@ -358,7 +358,7 @@ def alltoall(
     def back(gradients: Tensors) -> list[Tensor]:
         return [_of_shape(_exchanged(gradients[0], received, name, process_set, sent)[0], tensor.shape)]
 
-    (found,) = _differentiable(exchange, back)([tensor])
+    (found,) = differentiable(exchange, back)([tensor])
     return found if splits is None else (found, torch.tensor(received, dtype=torch.int32))
 
 
@@ -441,7 +441,7 @@ def _scattered(
             for number, tensor in enumerate(tensors)
         ]
 
-    found: list[Tensor] = _differentiable(scatter, gather)(tensors)
+    found: list[Tensor] = differentiable(scatter, gather)(tensors)
     return found
 
 

@@ -163,6 +163,7 @@ def rows(worker: Worker, steps: int = 2) -> None:
             _exchanged()
             _gathered()
             _scattered()
+            _normalized()
             state.step += 1
             state.commit()
         worker.weights = [float(state.step)]
@@ -216,3 +217,10 @@ def _scattered() -> None:
     given = torch.ones(7, requires_grad=True)
     hvd.reducescatter(given, op=hvd.Average).sum().backward()
     assert given.grad is not None and set(given.grad.tolist()) <= {0.0, 1.0}
+
+
+def _normalized() -> None:
+    norm, own = hvd.SyncBatchNorm(1), torch.tensor([[-1.0], [1.0]], requires_grad=True)
+    out = norm(own)
+    out.square().sum().backward()
+    assert torch.allclose(out, own, atol=1e-4) and own.grad is not None and own.grad.isfinite().all()

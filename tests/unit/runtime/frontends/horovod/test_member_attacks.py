@@ -35,7 +35,7 @@ def test_many_tensors_survive_a_death_in_any_operation(operation: int, options: 
     assert set(workers["w0"].sizes) <= {2, 3} and len(workers["w0"].sizes) == attacks.STEPS
 
 
-@pytest.mark.parametrize("operation", some(range(3, 23), 6, "horovod rows"))
+@pytest.mark.parametrize("operation", some(range(3, 27), 6, "horovod rows"))
 @pytest.mark.parametrize("dies", ["w0", "w1"])
 def test_rows_of_a_lost_worker_are_there_or_missing_as_a_whole(operation: int, dies: str) -> None:
     _, workers = together(3, attacks.rows, kills={dies: (operation, 0)})

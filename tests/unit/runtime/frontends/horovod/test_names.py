@@ -390,6 +390,17 @@ out = norm(whole[2 * rank :][:2])
 wanted = torch.nn.BatchNorm1d(3)
 assert torch.allclose(out, wanted(whole)[2 * rank :][:2], atol=1e-5)
 assert torch.allclose(norm.running_var, wanted.running_var)
+for dtype, mean, near in ((torch.float32, 1000.0, 4e-3), (torch.float16, 10.0, 1e-2), (torch.bfloat16, 10.0, 5e-2)):
+    whole = (mean + 0.5 * torch.randn(8, 3, 20, 20, generator=torch.Generator().manual_seed(1))).to(dtype)
+    own = slice(0, 2) if rank == 0 else slice(2, 8)
+    part, norm, wanted = whole[own].requires_grad_(), hvd.SyncBatchNorm(3), torch.nn.BatchNorm2d(3).double()
+    whole = whole.detach().double().requires_grad_()
+    out, of_whole = norm(part), wanted(whole)
+    assert out.dtype is dtype and torch.allclose(out.double(), of_whole[own], atol=near), (dtype, out, of_whole)
+    assert torch.allclose(norm.running_var.double(), wanted.running_var, atol=1e-4)
+    out.float().pow(3).sum().backward()
+    of_whole.pow(3).sum().backward()
+    assert part.grad.dtype is dtype and torch.allclose(part.grad.double(), whole.grad[own], atol=40 * near), dtype
 weight = torch.ones(2, requires_grad=True)
 hvd.allgather(weight * (rank + 1)).sum().backward()
 assert weight.grad.tolist() == [rank + 1.0] * 2
