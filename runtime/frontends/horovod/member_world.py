@@ -148,10 +148,9 @@ class MemberWorld(World):
             nn.init.zeros_(nothing.weight)
         things = {**named, **{f"besides{number}": module for number, module in enumerate(besides)}}
         job.register(buffers=None, **things)
-        # Each worker has its own: statistics of its batches, and plain values such as its times.
+        # Each worker has its own: statistics of its batches, plain values such as its times, moments with Adasum.
         training.carrier.leave_undigested(*(name for name, _, _, _ in training.carrier.named_buffers()))
-        plain = [name for name, thing in named.items() if not isinstance(thing, nn.Module | torch.optim.Optimizer)]
-        training.carrier.leave_undigested(*plain)
+        training.carrier.leave_undigested(*(name for name, thing in named.items() if not _is_alike(thing)))
         training.agreement.alike_buffers = False
         training.registered.choose([])  # nothing is summed in the first pass, and no gradient is touched
         training.agreement.claim_shards(1)
@@ -345,6 +344,14 @@ class MemberWorld(World):
         modules = modules_of(tensors)
         self._modules += [module for module in modules if not any(module is known for known in self._modules)]
         return of_none(tensors, modules)
+
+
+def _is_alike(thing: object) -> bool:
+    """Whether it has one state on all workers."""
+    if isinstance(thing, torch.optim.Optimizer):
+        reduction = getattr(thing, "horovod_reduction", None)
+        return reduction is None or reduction.op is not ReduceOp.ADASUM
+    return isinstance(thing, nn.Module)
 
 
 def _by_rank(ranks: Mapping[str, int]) -> list[str]:

@@ -62,7 +62,8 @@ def DistributedOptimizer(  # as Horovod's
     *more: Any,
     **options: Any,
 ) -> Any:
-    """The optimizer, whose synchronize() and step() reduce the gradients over all ranks.
+    """The optimizer, whose synchronize() and step() reduce the gradients over all ranks. With op=hvd.Adasum each rank
+    steps by its own gradients, and step() reduces the changes.
 
     named_parameters: model.named_parameters(); names are used for messages only. more, options: as Options.
     backward_passes_per_step: how many backward() calls add to a gradient before a step, at most.
@@ -163,6 +164,8 @@ class _Distributed(torch.optim.Optimizer):
         """Reduce the gradients now, so that they can be clipped before `with optimizer.skip_synchronize(): step()`."""
         how, world = self.horovod_reduction, here("DistributedOptimizer.synchronize")
         world.check_steps()
+        if self._steps_alone():
+            return
         weights = [weight for group in self.param_groups for weight in group["params"] if weight.requires_grad]
         if world.reduces_itself():
             self._narrow(weights)
@@ -204,18 +207,23 @@ class _Distributed(torch.optim.Optimizer):
                 weight.grad = weight.grad.to_sparse()
 
     @torch.no_grad()
-    def _reduce_dense(self, gradients: list[torch.Tensor]) -> None:
+    def _reduce_dense(self, gradients: list[torch.Tensor], name: str = "gradients") -> None:
         how = self.horovod_reduction
         narrow = [how.compression.compress(gradient) for gradient in gradients]
         sent = [scaled(tensor, 1.0 / how.predivide) for tensor, _ in narrow]
-        reduce_into("gradients", sent, how.op, how.among)
+        reduce_into(name, sent, how.op, how.among)
         for gradient, found, (_, ctx) in zip(gradients, sent, narrow, strict=True):
             if found is not gradient:
                 gradient.copy_(how.compression.decompress(scaled(found, how.predivide), ctx))
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """`with optimizer.skip_synchronize(): optimizer.step()` behind synchronize()."""
+        """`with optimizer.skip_synchronize(): optimizer.step()` behind synchronize(). Raises BadArgument for Adasum."""
+        if self._steps_alone():
+            raise BadArgument(
+                "optimizer.skip_synchronize() with op=hvd.Adasum: synchronize() reduces nothing there, and step() has "
+                "to. Change gradients before step(), and leave both calls out"
+            )
         self.horovod_reduction.automatic = False
         try:
             yield
@@ -225,11 +233,37 @@ class _Distributed(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> Any:
         """Reduce, unless synchronize() has done so for the gradients that are there, and step."""
         how = self.horovod_reduction
+        if self._steps_alone():
+            return self._step_alone(closure)
         if how.automatic and not (how.reduced and not how.seen):
             self.synchronize()
         how.reduced = False
         inner = how.inner or super().step
         return inner(closure) if closure is not None else inner()
+
+    def _steps_alone(self) -> bool:
+        """Whether each rank steps by its own gradients."""
+        how = self.horovod_reduction
+        return how.op is ReduceOp.ADASUM and how.among.included() and how.among.size() > 1
+
+    def _step_alone(self, closure: Any) -> Any:
+        """Reduce what the step of each rank changes, as Horovod does: Adasum of gradients gives another result where a
+        step is no multiple of them, as with moments."""
+        how = self.horovod_reduction
+        here("DistributedOptimizer.step").check_steps()
+        loss = closure() if closure is not None else None
+        weights = [weight for group in self.param_groups for weight in group["params"] if weight.requires_grad]
+        before = [weight.detach().clone() for weight in weights]
+        (how.inner or super().step)()
+        with torch.no_grad():
+            changes = [weight - begin for weight, begin in zip(weights, before, strict=True)]
+            for weight, begin in zip(weights, before, strict=True):
+                weight.copy_(begin)  # an elastic job compares the weights of its workers in each collective
+            self._reduce_dense(changes, "changes")
+            for weight, change in zip(weights, changes, strict=True):
+                weight.add_(change)
+        how.seen.clear()
+        return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Raises BadArgument between backward() and step(), where it would take away what is to be reduced."""

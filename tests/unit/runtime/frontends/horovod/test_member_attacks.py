@@ -53,6 +53,15 @@ def test_a_broadcast_is_that_of_its_root_whoever_is_lost(operation: int, dies: s
         assert said == root or (root, said) == (lost, {0: 1, 1: 2, 2: 1}[lost])
 
 
+def test_workers_that_step_by_adasum_end_with_one_model() -> None:
+    """The moments of their optimizers are their own."""
+    script = partial(attacks.many, op=hvd.Adasum)
+    _, workers = together(2, script)
+    alike(workers, {"w0", "w1"})
+    _, workers = together(2, script, kills={"w1": (8, 0)})
+    alike(workers, {"w0"})
+
+
 def test_half_precision_and_a_newcomer() -> None:
     script = partial(attacks.many, dtype=torch.bfloat16, compression=hvd.Compression.fp16)
     world, workers = together(2, script, newcomers=1, asked_at=0, copy_at=1, admit_at=2)

@@ -401,6 +401,31 @@ for dtype, mean, near in ((torch.float32, 1000.0, 4e-3), (torch.float16, 10.0, 1
     out.float().pow(3).sum().backward()
     of_whole.pow(3).sum().backward()
     assert part.grad.dtype is dtype and torch.allclose(part.grad.double(), whole.grad[own], atol=40 * near), dtype
+from runtime.frontends.horovod.arithmetic import adasum
+factors = torch.tensor([[1.0, -1.0], [5.0, 1.0]])
+weight, scale, *copies = [torch.nn.Parameter(torch.ones(shape)) for shape in (2, (), 2, 2)]
+optimizer = hvd.DistributedOptimizer(torch.optim.Adam([weight, scale], lr=0.1), op=hvd.Adasum)
+alone = [torch.optim.Adam([copy], lr=0.1) for copy in copies]
+for _ in range(2):
+    optimizer.zero_grad()
+    (weight * factors[rank]).sum().add(scale).backward()
+    optimizer.synchronize()  # reduces nothing
+    assert weight.grad.tolist() == factors[rank].tolist()
+    optimizer.step()
+    before = copies[0].detach().clone()
+    for own, copy, factor in zip(alone, copies, factors):
+        copy.grad = factor
+        own.step()
+    with torch.no_grad():
+        change = adasum([copy - before for copy in copies])
+        for copy in copies:
+            copy.copy_(before + change)
+assert torch.equal(weight, copies[0]) and scale.shape == (), (weight, copies)
+try:
+    with optimizer.skip_synchronize():
+        raise AssertionError("skip_synchronize() was not refused")
+except ValueError as error:
+    assert "hvd.Adasum" in str(error)
 weight = torch.ones(2, requires_grad=True)
 hvd.allgather(weight * (rank + 1)).sum().backward()
 assert weight.grad.tolist() == [rank + 1.0] * 2
