@@ -216,7 +216,7 @@ def sparse_allreduce_async(
     call = _call("sparse_allreduce", parts, name, process_set, ragged=True)
     there = here("sparse_allreduce").gather(call, parts)
     rows, places = map(torch.cat, zip(*there.values(), strict=True))
-    found = torch.sparse_coo_tensor(places.t(), rows, tensor.shape)
+    found = torch.sparse_coo_tensor(places.t(), rows, tensor.shape, check_invariants=False)  # else torch warns
     result = found / len(there) if chosen is ReduceOp.AVERAGE else found
     return lambda: result
 
