@@ -61,7 +61,7 @@ class BeginFound(NamedTuple):
     resets: bool
 
 
-class Brought(NamedTuple):
+class WorkerBytes(NamedTuple):
     """What a worker brings. rank: as its script knows it."""
 
     worker: str
@@ -236,13 +236,13 @@ class MemberWorld(World):
         with calls_named():
             return self._vectors.sum(label, len(self._roster), own, reply)
 
-    def _bytes(self, label: str, own: bytes) -> list[Brought]:
+    def _bytes(self, label: str, own: bytes) -> list[WorkerBytes]:
         """What each worker brings, by rank."""
         short = base64.b64encode(own).decode() if len(own) <= SMALL_MAX else ""
         said = self._exchange(label, [self.standing.rank, len(own), short])
         order = _by_rank({worker: rank for worker, (rank, _, _) in said.items()})
         if all(said[worker][1] <= SMALL_MAX for worker in order):
-            return [Brought(worker, said[worker][0], base64.b64decode(said[worker][2])) for worker in order]
+            return [WorkerBytes(worker, said[worker][0], base64.b64decode(said[worker][2])) for worker in order]
         self._check_running(f"{label} of {len(own)} bytes")
         sizes = [1 + _numbers(said[worker][1]) for worker in order]
         vector = torch.zeros(sum(sizes))
@@ -253,7 +253,7 @@ class MemberWorld(World):
         whole = self._sums(f"{label}: values", {"float32": [vector]}, lambda sums, _: sums["float32"].cpu().clone())
         parts = whole.split(sizes)
         return [
-            Brought(worker, said[worker][0], content_of(part[1:])[: said[worker][1]])
+            WorkerBytes(worker, said[worker][0], content_of(part[1:])[: said[worker][1]])
             for worker, part in zip(order, parts, strict=True)
             if float(part[0]) == 1.0
         ]

@@ -189,7 +189,7 @@ def from_each_root(worker: Worker, steps: int = 2) -> None:
 
 
 def _sparse() -> None:
-    ones = torch.sparse_coo_tensor([[1, 2]], [1.0, 1.0], (3,), check_invariants=True)
+    ones = torch.sparse_coo_tensor(torch.tensor([[1, 2]]), torch.ones(2), (3,), check_invariants=True)
     assert hvd.sparse_allreduce_async(ones, "ones", hvd.Average)().to_dense().tolist() == [0.0, 1.0, 1.0]
 
 
