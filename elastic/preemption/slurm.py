@@ -65,6 +65,7 @@ class Slurm(NoticeSource):
         self._end_unix_s = math.inf
         self._due = False
         """Whether the end is that near."""
+        self._requeued = False
 
     def signalled(self) -> None:
         self._signalled = True
@@ -99,7 +100,7 @@ class Slurm(NoticeSource):
 
     def left(self) -> None:
         """Put the Slurm job back into the queue, if asked; that ends it here at once."""
-        if not self._requeue or not self._due:
+        if not self._requeue or not self._due or self._requeued:
             return
         command = ["scontrol", "requeue", self._environment.get(JOB, "")]
         try:
@@ -108,3 +109,4 @@ class Slurm(NoticeSource):
             raise Unanswered(f"{' '.join(command)}: {error}") from error
         if done.returncode:
             raise Unanswered(f"{' '.join(command)} ended with {done.returncode}: {done.stderr.strip()[:200]}")
+        self._requeued = True  # Slurm ends the job by a signal, which is another notice, and refuses a second order

@@ -202,7 +202,12 @@ class WorkerSession(OperationLoop):
 
     def before_exit(self, call: Callable[[], None]) -> None:
         """Call this when the process is about to end because the leader says so."""
-        self._orders.before_exit = call
+
+        def and_flush() -> None:
+            call()
+            self._refusals.flush(last=True)
+
+        self._orders.before_exit = and_flush
 
     def on_order(self, call: Callable[[], None]) -> None:
         """Call this behind each order of the leader, on a thread of the session."""

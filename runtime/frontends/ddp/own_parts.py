@@ -51,8 +51,9 @@ def _is(value: object, number: int) -> bool:
 
 
 def _is_every(indices: Any, rank: int, ranks: int) -> bool:
-    """Whether these are the numbers of range(rank, ..., ranks), two at least. Mostly the first two say no."""
-    first = list(indices[:2]) if isinstance(indices, range | list) else indices[:2].tolist()
-    if not all(isinstance(index, int | np.integer) for index in first) or first != [rank, rank + ranks]:
+    """Whether these are the numbers of range(rank, ..., ranks), three at least. Mostly the first three say no."""
+    first = list(indices[:3]) if isinstance(indices, range | list) else indices[:3].tolist()
+    expected = [rank, rank + ranks, rank + 2 * ranks]
+    if not all(isinstance(index, int | np.integer) for index in first) or first != expected:
         return False
     return [int(index) for index in indices] == list(range(rank, rank + ranks * len(indices), ranks))

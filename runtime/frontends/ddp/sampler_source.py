@@ -250,7 +250,14 @@ class SamplerSource(ListedSource):
 
     def _drawn(self, loader: DataLoader[Any], rank: int) -> list[list[int]]:
         """The samples of each of a rank's batches in this epoch."""
-        own, self._sampler.rank = self._sampler.rank, rank
+        own = self._sampler.rank
+        try:
+            self._sampler.rank = rank
+        except AttributeError as error:
+            raise ConfigError(
+                f"the rank of {type(self._sampler).__name__} cannot be set: let `rank` be a plain attribute of it, as "
+                "a worker draws the samples of several ranks"
+            ) from error
         seed_fetch(self.seed, self.epoch, -1, 0)  # some draw from the global generators, alike in all ranks
         try:
             if loader.batch_sampler is None:

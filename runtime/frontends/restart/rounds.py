@@ -284,7 +284,8 @@ def _begin(store: tuple[str, int], waiting: Mapping[str, ScriptReport], members:
     if without := tuple(worker for worker, report in waiting.items() if not report.memory):
         # To begin without what is kept makes it void on all machines, which a moment without room is not worth.
         full = all(waiting[worker].memory is None for worker in without)
-        return AwaitRoom(without) if full and may_wait else StartScript(store, without=without)
+        lost = any(held.values()) or any(report.known is not None for report in waiting.values())
+        return AwaitRoom(without) if full and lost and may_wait else StartScript(store, without=without)
     every = [one for segments in held.values() for one in segments]
     source = newest_whole(every)
     said = [report.known for report in waiting.values() if report.known is not None and report.known.round > off]

@@ -124,7 +124,9 @@ class Supervisor:
         """The most memory that a process of the script of its own has had here in an earlier round; 0 without
         --ranks."""
         self._lacking_since_s = math.inf
-        """Since when scripts do not start, as a node has no member whose memory is needed."""
+        """Since when scripts do not start, as a node has no member whose memory is needed, or a memory is full."""
+        self._awaited = set[str]()
+        """The events of the waits of this round."""
         self._store: TCPStore | None = None
         """The store of the round in progress, if this worker has rank 0 in it."""
         self._settings = Settings.from_environment(os.environ)
@@ -309,7 +311,8 @@ class Supervisor:
 
     def _await(self, rank: int, event: str, **fields: object) -> None:
         """Until the next exchange. A worker of another node begins another round when it joins."""
-        if self._lacking_since_s == math.inf:
+        if event not in self._awaited:  # each kind of wait has its own time, and begins once
+            self._awaited.add(event)
             self._lacking_since_s = time.monotonic()
             if rank == 0:
                 self._session.note(event, **fields)
@@ -333,7 +336,7 @@ class Supervisor:
     def _start(self, members: tuple[str, ...], start: rounds.StartScript) -> None:
         self._at.starts(start, self._round)
         self._kept.remember(self._at.known)
-        self._lacking_since_s = math.inf
+        self._lacking_since_s, self._awaited = math.inf, set()
         self._notice_file.keep(self._session.going)
         mine = places(members, self._told.ranks)[self._session.worker_id]
         if because := too_much(len(mine), self._rank_bytes, available_bytes()):

@@ -106,6 +106,8 @@ class EntryProgress:
     """Training time that a checkpoint costs, in seconds: the stall, and the processor time of writing it."""
     failures: dict[str, str] = field(default_factory=dict)
     """Series -> what went wrong with the last save of that name, for the script."""
+    failed: dict[str, EntryName] = field(default_factory=dict)
+    """Series -> the last save of that name that has failed."""
 
 
 class Saver:
@@ -267,6 +269,7 @@ class Saver:
         self._note("checkpoint_failed", series=series, entry=str(name), because=because)
         if series != PERIODIC:
             self.standing.failures[series] = f"save({series!r}) after step {name.step}: {because}"
+            self.standing.failed[series] = name
 
     def _write(self, task: SaverTask) -> None:
         begun_s, begun_cpu_s = time.monotonic(), time.thread_time()
@@ -358,7 +361,9 @@ class Saver:
                 return
             self._publish(series, task, notes)
         self._unfinished.pop(task.series, None)
-        self.standing.failures.pop(task.series, None)
+        failed = self.standing.failed.get(task.series)
+        if failed is None or failed <= task.name:  # a save that found no room may have failed behind this one
+            self.standing.failures.pop(task.series, None)
         if task.series == PERIODIC and self.standing.place == place:
             self.standing.complete = True
 

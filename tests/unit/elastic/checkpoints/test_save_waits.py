@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from elastic.checkpoints.naming import EntryName
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import FileSink, LocalStorage, storage_at
+from elastic.errors import CheckpointError
 from runtime.recovery.checkpoint import coordinator
 from runtime.recovery.checkpoint import saver as saver_module
 from runtime.recovery.checkpoint.saver import SaverTask
@@ -139,6 +141,20 @@ def test_a_storage_that_does_not_answer_costs_the_save(
     assert failure.startswith("save('two') after step 0: CheckpointError")
     setup.job._detach()
     assert whole(root, "one") and not whole(root, "two")
+
+
+def test_a_save_that_found_no_room_has_failed_also_when_the_one_before_is_complete(
+    root: str, gate: threading.Event
+) -> None:
+    setup = begun(Waiting(lambda: None))
+    saver = setup.job._training.checkpoints._saver
+    setup.job.save("one")
+    saver.failed("one", EntryName(7, 0, 1, "feed"), CheckpointError("late"))
+    gate.set()
+    setup.job._training.checkpoints.finish()
+    assert setup.job._training.checkpoints.failures == ["save('one') after step 7: CheckpointError: late"]
+    assert whole(root, "one")
+    setup.job._detach()
 
 
 def test_parts_of_others_that_never_come_do_not_keep_copies_of_the_state(

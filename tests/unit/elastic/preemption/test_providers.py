@@ -353,7 +353,8 @@ def test_a_limit_that_is_raised_takes_the_notice_back_until_the_new_one_is_near(
     left.write_text("slurm_load_jobs error: Unable to contact slurm controller")
     assert source.look() is not None, "what was last heard stands"
     source.left()
-    assert (tmp_path / "said").read_text() == "requeue 77\n"
+    source.left()
+    assert (tmp_path / "said").read_text() == "requeue 77\n", "once, although Slurm's signal is one more notice"
 
 
 def test_a_refused_requeue_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

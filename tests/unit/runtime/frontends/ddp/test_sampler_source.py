@@ -329,6 +329,21 @@ def test_a_sampler_that_ignores_its_rank_is_refused() -> None:
         of_all(DataLoader(DATA, sampler=Early(), batch_size=6))
 
 
+class Fixed:
+    """Its rank is given once."""
+
+    num_replicas = RANKS
+    rank = property(lambda self: 0)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.rank, 44, RANKS))
+
+
+def test_a_sampler_whose_rank_cannot_be_set_is_named() -> None:
+    with pytest.raises(ConfigError, match="the rank of Fixed cannot be set: let `rank` be a plain attribute"):
+        source_of(DataLoader(DATA, sampler=Fixed()))
+
+
 class Opened(Numbers):
     """As one with a file for each process."""
 

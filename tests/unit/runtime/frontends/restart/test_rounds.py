@@ -318,6 +318,9 @@ def test_a_machine_whose_memory_is_full_for_a_moment_is_waited_for() -> None:
     said["a.1.0"] = replace(said["a.1.0"], memory=False)
     found = decide(said, MEMBERS, 4, failing=False)
     assert isinstance(found, StartScript), "a machine without the directory never has room"
+    said = reports(WAITING, WAITING, WAITING, held=((), (), ()))
+    said["b.0.3"] = replace(said["b.0.3"], memory=None)
+    assert isinstance(decide(said, MEMBERS, 4, failing=False), StartScript), "nothing is kept that could be void"
 
 
 def off(said: dict[str, ScriptReport], number: RoundNumber) -> dict[str, ScriptReport]:
