@@ -45,6 +45,7 @@ OF_RANKS: Mapping[str, str] = {
     "torch.nn.parallel.DistributedDataParallel._set_static_graph": "DistributedDataParallel with --ranks",
     "torch.utils._pytree.tree_flatten": "batches of elastic.ddp.batches()",
     "torch.utils.data._utils.worker._worker_info": "a worker_init_fn with --ranks",
+    "torch.utils.data.dataloader._BaseDataLoaderIter": "loaders without a DistributedSampler with --ranks",
 }
 """The same with --ranks."""
 

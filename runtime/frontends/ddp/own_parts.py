@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
 RANK = ("rank", "_rank")
-WORLD = ("num_replicas", "_num_replicas", "num_ranks", "world_size", "_world_size")
+WORLD = ("num_replicas", "num_ranks", "world_size", "_world_size")
 """Attributes of what gives a rank its part."""
 
 
