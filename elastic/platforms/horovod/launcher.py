@@ -14,10 +14,11 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import IO, Any
 
 from elastic.errors import ConfigError, ElasticError
 from elastic.platforms.common.job_driver import GRACE_S, JobDriver, JobResult, NodeTask
@@ -49,7 +50,8 @@ class HostsLaunch:
 
 @dataclass(slots=True)
 class _Host:
-    """A host that is listed, or that is still being left. slots: of its newest process. listed: those in the list."""
+    """A host that is listed, or that is still being left. slots: of its newest process. listed: those in the list.
+    said: what this process prints: a file, which never makes it wait for a reader, as a pipe does."""
 
     name: str
     task: NodeTask
@@ -57,7 +59,7 @@ class _Host:
     listed: int
     process: subprocess.Popen[bytes] | None = None
     leaves: bool = False
-    attempts: list[str] = field(default_factory=list)
+    said: IO[bytes] | None = None
 
 
 class HostTasks:
@@ -127,8 +129,9 @@ class HostTasks:
         task.node = f"host-{task.number}-{task.attempts}"
         ticket = self._driver.fleet.ticket(self._driver.job, task.node, host.slots, GRACE_S, self._driver.function)
         ticket = replace(ticket, leaves_after_loss=self._launch.cooldown_s is not None)
+        host.said = tempfile.TemporaryFile()  # noqa: SIM115 - `_take_in` closes it
         host.process = process = children.start(
-            command_of(name, self._launch.ssh), obeys=False, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            command_of(name, self._launch.ssh), obeys=False, stdin=subprocess.PIPE, stdout=host.said
         )
         print(f"elastic: {name} with {host.slots} slots is {task.node}", file=sys.stderr, flush=True)
         assert process.stdin is not None
@@ -150,9 +153,10 @@ class HostTasks:
 
     def _take_in(self, host: _Host) -> None:
         process, host.process = host.process, None
-        assert process is not None and process.stdout is not None
-        said = process.stdout.read().splitlines()[-1:]
-        process.stdout.close()
+        assert process is not None and host.said is not None
+        with host.said as file:
+            file.seek(0)
+            said = file.read().splitlines()[-1:]
         if process.stdin is not None and not process.stdin.closed:
             process.stdin.close()
         outcome: Any = ElasticError(f"its process has ended with {process.returncode}")

@@ -1,0 +1,51 @@
+"""The processes that are hosts of a job of elastic horovodrun; a script takes the place of each."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from elastic.platforms.common.job_driver import NodeTask
+from elastic.platforms.common.node_task import TaskOutcome, Ticket
+from elastic.platforms.horovod import launcher
+from elastic.platforms.horovod.launcher import HostTasks
+
+LARGE = 200_000
+"""Bytes: a pipe holds 64 KiB."""
+
+RETURNS = """
+import base64, json, sys
+value = base64.b64encode(json.loads(sys.stdin.buffer.readline())["node"].encode() * {times}).decode()
+print(json.dumps({{"over": True, "values": {{"0": value}}, "last": {{}}}}))
+"""
+
+
+class Job:
+    """A job whose hosts are this script. ended: what was told of each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, script: str, **launch: Any) -> None:
+        self.job, self.function = "job-1", None
+        self.fleet = SimpleNamespace(ticket=self._ticket)
+        self.outcomes: list[TaskOutcome | Exception] = []
+        monkeypatch.setattr(launcher, "command_of", lambda host, ssh: [sys.executable, "-c", script])
+        wanted = {"request": SimpleNamespace(world=(1, 9)), "cooldown_s": None, "reset_limit": None, "ssh": ("ssh",)}
+        driver: Any = self
+        told: Any = SimpleNamespace(**{**wanted, **launch})
+        self.hosts = HostTasks(driver, told)
+
+    def _ticket(self, job: str, node: str, slots: int, grace_s: float, function: bytes | None) -> Ticket:
+        return Ticket("h:1", job, node, slots, grace_s, {}, function)
+
+    def ended(self, task: NodeTask, outcome: TaskOutcome | Exception) -> None:
+        self.outcomes.append(outcome)
+
+
+def test_a_large_value_of_a_function_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch, RETURNS.format(times=LARGE))
+    job.hosts.step({"a": 1})
+    job.hosts.finish()
+    (outcome,) = job.outcomes
+    assert isinstance(outcome, TaskOutcome) and outcome.values == {0: b"host-0-1" * LARGE}
