@@ -7,6 +7,7 @@ new one takes part as soon as its workers have copied the state.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shlex
@@ -15,9 +16,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
 from elastic.errors import ConfigError, ElasticError
@@ -51,7 +53,8 @@ class HostsLaunch:
 @dataclass(slots=True)
 class _Host:
     """A host that is listed, or that is still being left. slots: of its newest process. listed: those in the list.
-    said: what this process prints: a file, which never makes it wait for a reader, as a pipe does."""
+    said: what this process prints: a file, which never makes it wait for a reader, as a pipe does. closes: set when the
+    input of this process is to end."""
 
     name: str
     task: NodeTask
@@ -60,6 +63,7 @@ class _Host:
     process: subprocess.Popen[bytes] | None = None
     leaves: bool = False
     said: IO[bytes] | None = None
+    closes: threading.Event = field(default_factory=threading.Event)
 
 
 class HostTasks:
@@ -134,12 +138,8 @@ class HostTasks:
             command_of(name, self._launch.ssh), obeys=False, stdin=subprocess.PIPE, stdout=host.said
         )
         print(f"elastic: {name} with {host.slots} slots is {task.node}", file=sys.stderr, flush=True)
-        assert process.stdin is not None
-        try:
-            process.stdin.write(to_line(ticket))
-            process.stdin.flush()
-        except BrokenPipeError:  # it has ended already, which `step` finds
-            return
+        host.closes = threading.Event()
+        threading.Thread(target=_hand_over, args=(process, to_line(ticket), host.closes), daemon=True).start()
 
     def _reset(self, because: str) -> None:
         self._resets, limit = self._resets + 1, self._launch.reset_limit
@@ -148,8 +148,7 @@ class HostTasks:
 
     def _leave(self, host: _Host) -> None:
         host.leaves = True
-        if host.process is not None and host.process.stdin is not None and not host.process.stdin.closed:
-            host.process.stdin.close()
+        host.closes.set()
 
     def _take_in(self, host: _Host) -> None:
         process, host.process = host.process, None
@@ -157,8 +156,7 @@ class HostTasks:
         with host.said as file:
             file.seek(0)
             said = file.read().splitlines()[-1:]
-        if process.stdin is not None and not process.stdin.closed:
-            process.stdin.close()
+        host.closes.set()
         outcome: Any = ElasticError(f"its process has ended with {process.returncode}")
         if process.returncode == 0 and said:
             outcome = outcome_of(said[0])
@@ -171,6 +169,16 @@ class HostTasks:
         wait_s = self._blacklist.lost(host.name, time.monotonic())
         how_long = "for good" if wait_s == math.inf else f"for {wait_s:g} s"
         print(f"elastic: {host.name} has lost a worker, and is left {how_long}", file=sys.stderr, flush=True)
+
+
+def _hand_over(process: subprocess.Popen[bytes], ticket: bytes, closes: threading.Event) -> None:
+    """Write the ticket, and keep the input open until `closes`. A thread of its own, as the ticket has the function:
+    where that is larger than a pipe, this waits for an ssh that waits for its host."""
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin as file:  # it has ended already, which `step` finds
+        file.write(ticket)
+        file.flush()
+        closes.wait()
 
 
 def command_of(host: str, ssh: Sequence[str]) -> list[str]:

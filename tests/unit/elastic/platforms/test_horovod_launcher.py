@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +29,7 @@ class Job:
     """A job whose hosts are this script. ended: what was told of each."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, script: str, **launch: Any) -> None:
-        self.job, self.function = "job-1", None
+        self.job, self.function = "job-1", b""
         self.fleet = SimpleNamespace(ticket=self._ticket)
         self.outcomes: list[TaskOutcome | Exception] = []
         monkeypatch.setattr(launcher, "command_of", lambda host, ssh: [sys.executable, "-c", script])
@@ -36,7 +38,7 @@ class Job:
         told: Any = SimpleNamespace(**{**wanted, **launch})
         self.hosts = HostTasks(driver, told)
 
-    def _ticket(self, job: str, node: str, slots: int, grace_s: float, function: bytes | None) -> Ticket:
+    def _ticket(self, job: str, node: str, slots: int, grace_s: float, function: bytes) -> Ticket:
         return Ticket("h:1", job, node, slots, grace_s, {}, function)
 
     def ended(self, task: NodeTask, outcome: TaskOutcome | Exception) -> None:
@@ -49,3 +51,17 @@ def test_a_large_value_of_a_function_comes_back(monkeypatch: pytest.MonkeyPatch)
     job.hosts.finish()
     (outcome,) = job.outcomes
     assert isinstance(outcome, TaskOutcome) and outcome.values == {0: b"host-0-1" * LARGE}
+
+
+def test_a_host_that_does_not_read_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "reads")
+    order = os.open(tmp_path / "reads", os.O_RDWR)
+    reads = f"import signal\nsignal.alarm(60)\nopen({str(tmp_path / 'reads')!r}).readline()\n"
+    job = Job(monkeypatch, reads + RETURNS.format(times=1))
+    job.function = bytes(LARGE)
+    job.hosts.step({"a": 1})
+    os.write(order, b"\n")
+    job.hosts.finish()
+    os.close(order)
+    (outcome,) = job.outcomes
+    assert isinstance(outcome, TaskOutcome) and outcome.values == {0: b"host-0-1"}
