@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import IO, Any
+from typing import IO
 
 from elastic.errors import ConfigError, ElasticError
 from elastic.platforms.common.job_driver import GRACE_S, JobDriver, JobResult, NodeTask
@@ -114,7 +114,7 @@ class HostTasks:
         for host in self._all():
             assert host.process is not None
             children.wait_or_kill(host.process, max(0.0, deadline_s - time.monotonic()))
-            self._take_in(host)
+            self._outcome(host)  # no failure counts any more
 
     def cancel(self) -> None:
         """End them now."""
@@ -133,7 +133,7 @@ class HostTasks:
         task.node = f"host-{task.number}-{task.attempts}"
         ticket = self._driver.fleet.ticket(self._driver.job, task.node, host.slots, GRACE_S, self._driver.function)
         ticket = replace(ticket, leaves_after_loss=self._launch.cooldown_s is not None)
-        host.said = tempfile.TemporaryFile()  # noqa: SIM115 - `_take_in` closes it
+        host.said = tempfile.TemporaryFile()  # noqa: SIM115 - `_outcome` closes it
         host.process = process = children.start(
             command_of(name, self._launch.ssh), obeys=False, stdin=subprocess.PIPE, stdout=host.said
         )
@@ -150,17 +150,22 @@ class HostTasks:
         host.leaves = True
         host.closes.set()
 
-    def _take_in(self, host: _Host) -> None:
+    def _outcome(self, host: _Host) -> TaskOutcome | ElasticError:
+        """Of a host whose process has ended. The driver is told."""
         process, host.process = host.process, None
         assert process is not None and host.said is not None
         with host.said as file:
             file.seek(0)
             said = file.read().splitlines()[-1:]
         host.closes.set()
-        outcome: Any = ElasticError(f"its process has ended with {process.returncode}")
+        outcome: TaskOutcome | ElasticError = ElasticError(f"its process has ended with {process.returncode}")
         if process.returncode == 0 and said:
             outcome = outcome_of(said[0])
         self._driver.ended(host.task, outcome)
+        return outcome
+
+    def _take_in(self, host: _Host) -> None:
+        outcome = self._outcome(host)
         if host.leaves or (isinstance(outcome, TaskOutcome) and outcome.over):
             return
         if self._launch.cooldown_s is None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from elastic.errors import ElasticError
 from elastic.platforms.common.job_driver import NodeTask
 from elastic.platforms.common.node_task import TaskOutcome, Ticket
 from elastic.platforms.horovod import launcher
@@ -65,3 +66,19 @@ def test_a_host_that_does_not_read_keeps_nobody_waiting(monkeypatch: pytest.Monk
     os.close(order)
     (outcome,) = job.outcomes
     assert isinstance(outcome, TaskOutcome) and outcome.values == {0: b"host-0-1"}
+
+
+FAILS = "import sys; sys.stdin.buffer.readline(); sys.exit(1)"
+
+
+def test_no_failure_counts_when_the_job_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch, FAILS, reset_limit=0)
+    job.hosts.step({"a": 1})
+    job.hosts.finish()
+    assert [str(outcome) for outcome in job.outcomes] == ["its process has ended with 1"]
+    again = Job(monkeypatch, FAILS, reset_limit=0)
+    again.hosts.step({"a": 1})
+    for host in again.hosts._all():
+        assert host.process is not None and host.process.wait(60) == 1
+    with pytest.raises(ElasticError, match="--reset-limit 0"):
+        again.hosts.step({"a": 1})
