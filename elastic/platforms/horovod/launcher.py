@@ -30,8 +30,12 @@ from elastic.platforms.horovod import hosts as lists
 from elastic.platforms.horovod.discovery import HostWatch
 from elastic.platforms.horovod.host_task import outcome_of, to_line
 from elastic.process import children
+from elastic.rendezvous.endpoint import is_loopback
 
 POLL_S = 0.2
+ANYWHERE = "192.0.2.1"
+"""No machine has this address (RFC 5737): the way to it is that to all machines outside of this network."""
+
 END_S = 120.0
 """From the end of the job until what serves it is killed, and with it the values of a function."""
 
@@ -189,7 +193,7 @@ def _hand_over(process: subprocess.Popen[bytes], ticket: bytes, closes: threadin
 def command_of(host: str, ssh: Sequence[str]) -> list[str]:
     """The program that is this host: here, or by ssh in the same directory with the same Python."""
     own = children.python("elastic.platforms.horovod.host_task")
-    if host in lists.LOCAL or host in (socket.gethostname(), socket.getfqdn()):
+    if _is_here(host):
         return children.dying_with_this(*own)
     if shutil.which(ssh[0]) is None:
         raise ConfigError(f"{host} is another machine, and there is no {ssh[0]} to start its workers: install it")
@@ -198,26 +202,40 @@ def command_of(host: str, ssh: Sequence[str]) -> list[str]:
     return children.dying_with_this(str(shutil.which(ssh[0])), *ssh[1:], "-o", "BatchMode=yes", host, there)
 
 
-def address(listed: Mapping[str, int]) -> str:
-    """The address of this machine that the hosts reach."""
-    if all(host in lists.LOCAL for host in listed):
-        return "127.0.0.1"
-    other = next(host for host in listed if host not in lists.LOCAL)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+def _is_here(host: str) -> bool:
+    return host in lists.LOCAL or host in (socket.gethostname(), socket.getfqdn())
+
+
+def address(listed: Mapping[str, int], *, discovers: bool = False) -> str:
+    """The address of this machine that the hosts reach. discovers: others may be listed later. Raises ConfigError."""
+    others = [host for host in listed if not _is_here(host)]
+    # Another name of this machine leads to no address that others reach: then that of the way to any machine will do.
+    for host in [*others, ANYWHERE, socket.gethostname()] if others or discovers else []:
         try:
-            probe.connect((other, 9))  # sends nothing
+            found = _address_towards(host)
         except OSError as error:
-            raise ConfigError(f"{other} cannot be reached from here: {error}") from None
+            if host in others:
+                raise ConfigError(f"{host} cannot be reached from here: {error}") from None
+            continue
+        if not is_loopback(found):
+            return found
+    return "127.0.0.1"
+
+
+def _address_towards(host: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # sends nothing
         return str(probe.getsockname()[0])
 
 
 def run(launch: HostsLaunch) -> JobResult:
     """The result of the job. Raises ConfigError; ElasticError if it has not begun in time; LaunchFailed if it ends in
     another way than by its end."""
+    discovers = isinstance(launch.hosts, HostWatch)
     listed = launch.hosts.now() if isinstance(launch.hosts, HostWatch) else launch.hosts
     deadline_s = time.monotonic() + launch.start_timeout_s
     begun = False
-    with JobDriver(launch.request, address(listed), "horovod") as driver:
+    with JobDriver(launch.request, address(listed, discovers=discovers), "horovod") as driver:
         tasks = HostTasks(driver, launch)
         try:
             while not driver.poll():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from elastic.errors import ElasticError
+from elastic.errors import ConfigError, ElasticError
 from elastic.platforms.common.job_driver import NodeTask
 from elastic.platforms.common.node_task import TaskOutcome, Ticket
 from elastic.platforms.horovod import launcher
@@ -82,3 +83,27 @@ def test_no_failure_counts_when_the_job_is_over(monkeypatch: pytest.MonkeyPatch)
         assert host.process is not None and host.process.wait(60) == 1
     with pytest.raises(ElasticError, match="--reset-limit 0"):
         again.hosts.step({"a": 1})
+
+
+def test_the_hosts_are_told_an_address_that_they_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    ways = {"own": "127.0.1.1", "alias": "127.0.0.1", "gpu-2": "10.0.0.5", launcher.ANYWHERE: "10.0.0.1"}
+
+    def towards(host: str) -> str:
+        if host in ways:
+            return ways[host]
+        raise OSError("no route")
+
+    monkeypatch.setattr(launcher, "_address_towards", towards)
+    monkeypatch.setattr(socket, "gethostname", lambda: "own")
+    monkeypatch.setattr(socket, "getfqdn", lambda: "own.example.com")
+    here = {"own": 2, "own.example.com": 1, "localhost": 1}
+    assert launcher.address(here) == "127.0.0.1", "nobody else asks"
+    assert launcher.address({**here, "gpu-2": 2}) == "10.0.0.5", "the names of this machine come first"
+    assert launcher.address({**here, "alias": 2}) == "10.0.0.1"
+    assert launcher.address({}, discovers=True) == launcher.address(here, discovers=True) == "10.0.0.1"
+    del ways[launcher.ANYWHERE]
+    assert launcher.address(here, discovers=True) == "127.0.0.1", "there is no network"
+    ways["own"] = "10.0.0.7"
+    assert launcher.address(here, discovers=True) == "10.0.0.7", "a network without a way out of it"
+    with pytest.raises(ConfigError, match="gpu-3 cannot be reached from here: no route"):
+        launcher.address({"gpu-3": 1})
