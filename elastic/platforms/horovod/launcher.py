@@ -36,6 +36,14 @@ POLL_S = 0.2
 ANYWHERE = "192.0.2.1"
 """No machine has this address (RFC 5737): the way to it is that to all machines outside of this network."""
 
+SSH_OPTIONS = tuple(
+    word
+    for option in ("BatchMode=yes", "ConnectTimeout=30", "ServerAliveInterval=15", "ServerAliveCountMax=4")
+    for word in ("-o", option)
+)
+"""Behind those of the caller: ssh takes the first value that it finds. A host whose power is gone says nothing: after a
+minute of silence its ssh ends."""
+
 END_S = 120.0
 """From the end of the job until what serves it is killed, and with it the values of a function."""
 
@@ -199,7 +207,7 @@ def command_of(host: str, ssh: Sequence[str]) -> list[str]:
         raise ConfigError(f"{host} is another machine, and there is no {ssh[0]} to start its workers: install it")
     path = os.environ.get("PYTHONPATH", "")
     there = f"cd {shlex.quote(os.getcwd())} && PYTHONPATH={shlex.quote(path)} exec {shlex.join(own)}"
-    return children.dying_with_this(str(shutil.which(ssh[0])), *ssh[1:], "-o", "BatchMode=yes", host, there)
+    return children.dying_with_this(str(shutil.which(ssh[0])), *ssh[1:], *SSH_OPTIONS, host, there)
 
 
 def _is_here(host: str) -> bool:

@@ -190,9 +190,11 @@ def test_a_ticket_goes_over_the_input_and_an_outcome_comes_back() -> None:
 
 def test_another_host_is_reached_by_ssh_in_the_same_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    command = launcher.command_of("gpu-2", ["ssh", "-p", "2222"])
-    assert command[4:9] == ["/usr/bin/ssh", "-p", "2222", "-o", "BatchMode=yes"]
-    assert command[9] == "gpu-2" and sys.executable in command[10] and command[10].startswith("cd /")
+    command = launcher.command_of("gpu-2", ["ssh", "-o", "ServerAliveInterval=5"])
+    assert command[4:7] == ["/usr/bin/ssh", "-o", "ServerAliveInterval=5"], "the first value counts"
+    options = [option.partition("=")[0] for option in command[8:-2:2]]
+    assert options == ["BatchMode", "ConnectTimeout", "ServerAliveInterval", "ServerAliveCountMax"]
+    assert command[-2] == "gpu-2" and sys.executable in command[-1] and command[-1].startswith("cd /")
     assert "host_task" in launcher.command_of("localhost", ["ssh"])[-1]
     monkeypatch.setattr(shutil, "which", lambda name: None if name == "ssh" else f"/usr/bin/{name}")
     with pytest.raises(ConfigError, match="there is no ssh"):
