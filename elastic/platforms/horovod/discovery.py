@@ -31,10 +31,12 @@ class DiscoveryFailed(ElasticError):
 
 def ask(script: str, slots: int | None, timeout_s: float = TIMEOUT_S) -> dict[str, int]:
     """Host -> slots, as the script prints them. Raises ConfigError for what is no list of hosts, DiscoveryFailed for a
-    script that fails, or does not end."""
-    process = children.start(
-        ["/bin/sh", "-c", f"exec {script}"], obeys=False, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    script that cannot be started, fails, or does not end."""
+    command = ["/bin/sh", "-c", f"exec {script}"]
+    try:
+        process = children.start(command, obeys=False, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    except OSError as error:  # no memory or no process left, which may pass
+        raise DiscoveryFailed(f"{script} cannot be started: {error}") from error
     try:
         out, err = process.communicate(timeout=timeout_s)
     except BaseException as error:

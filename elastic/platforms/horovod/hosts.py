@@ -54,7 +54,8 @@ def _entry(entry: str, source: str, default: int | None) -> tuple[str, int]:
         if default is None:
             raise ConfigError(f"{source}: {host} has no number of slots; write {host}:4, or give --slots-per-host")
         return host, default
-    if not count.isdecimal() or not 1 <= int(count) <= 1024:
+    # Python refuses to read a number of thousands of digits.
+    if not count.isdecimal() or len(count) > 9 or not 1 <= int(count) <= 1024:
         raise ConfigError(f"{source}: {entry!r} must have a number of slots from 1 to 1024; write {host}:4")
     return host, int(count)
 

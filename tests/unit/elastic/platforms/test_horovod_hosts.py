@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import shlex
 import shutil
 import sys
@@ -17,6 +19,7 @@ from elastic.platforms.common.node_task import Ticket
 from elastic.platforms.horovod import discovery, host_task, hosts, launcher, option_mapping
 from elastic.platforms.horovod.discovery import DiscoveryFailed, HostWatch
 from elastic.platforms.horovod.hosts import Changes
+from elastic.process import children
 
 
 def test_lists_of_hosts_are_read_in_their_three_spellings() -> None:
@@ -33,6 +36,7 @@ def test_lists_of_hosts_are_read_in_their_three_spellings() -> None:
         ("gpu-1\n", "no number of slots"),
         ("gpu-1:none\n", "number of slots from 1"),
         ("gpu-1:0\n", "number of slots from 1"),
+        (f"gpu-1:{'1' * 5000}\n", "number of slots from 1"),
         ("-oProxyCommand=evil:1\n", "is no host"),
         ("Traceback (most recent call last):\n", "is no host"),
         ("\x00\x01\n", "is no host"),
@@ -141,6 +145,15 @@ def test_a_script_that_fails_or_hangs_is_named(tmp_path: Path) -> None:
         discovery.check_script(str(tmp_path / "none"))
     with pytest.raises(ConfigError, match="twice"):
         discovery.ask(script(tmp_path / "twice", "echo a:1; echo a:1"), None)
+
+
+def test_a_script_that_cannot_be_started_is_one_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(children, "start", start)
+    with pytest.raises(DiscoveryFailed, match=r"hosts.sh cannot be started: .*temporarily"):
+        discovery.ask("hosts.sh", None)
 
 
 def test_the_last_list_holds_while_a_script_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
