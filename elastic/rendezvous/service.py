@@ -226,7 +226,8 @@ def _closed(job: str, result: dict[str, object]) -> dict[str, object]:
 
 def _own_word(node: str, word: Word) -> Word:
     """The word, if it is about that node's workers. Raises WireError otherwise."""
-    about = getattr(word, "node", None) or node_of(getattr(word, "worker_id", ""))
-    if about != node:
-        raise codec.WireError(f"the agent of {node} spoke for {about!r}")
+    worker_id = getattr(word, "worker_id", None)
+    for about in (getattr(word, "node", node), node if worker_id is None else node_of(worker_id)):
+        if about != node:
+            raise codec.WireError(f"the agent of {node} spoke for {about!r}")
     return word
