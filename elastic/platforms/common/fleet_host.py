@@ -59,16 +59,20 @@ def _end_with(parent: int) -> None:
 
 
 def _keep(etcd: EmbeddedEtcd, over: threading.Event) -> None:
-    """The thread that has started etcd lives as long as etcd does: the kernel ends it with the thread."""
+    """The thread that has started etcd lives as long as etcd does: the kernel ends it with the thread. Where it cannot
+    be started, as without memory for a process, this says so once, and tries again."""
+    told = False
     while True:
         etcd.process.wait()
         if over.wait(PARENT_LOOK_S):
             return
         try:
             etcd.restart()
-        except OSError as error:
-            print(f"etcd cannot be started again: {error}", file=sys.stderr, flush=True)
-            return
+            told = False
+        except (OSError, ElasticError) as error:
+            if not told:
+                print(f"etcd cannot be started again: {error}", file=sys.stderr, flush=True)
+            told = True
 
 
 if __name__ == "__main__":
