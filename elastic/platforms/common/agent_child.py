@@ -33,6 +33,9 @@ ASK_S = 1.0
 SELDOM_S = 5.0
 """How often while the job is on this node: a thousand nodes ask one leader."""
 
+LEAVING_S = 20.0
+"""How long a fleet that does not come again may be silent while this node has to go: nobody else will end it."""
+
 STOP_S = 20.0
 """From asking an agent whose job is over to end until it is killed."""
 
@@ -118,6 +121,7 @@ class AgentChild:
 
     def _attend(self, agent: subprocess.Popen[bytes], look: Look) -> Ending:
         heard_s, asked_s, looks_s, may_leave = time.monotonic(), -math.inf, 0.0, False
+        patience_s = self._place.patience_s
         while agent.poll() is None:
             self._follow()
             now_s, over = time.monotonic(), self.entry.get("state") == "ended"
@@ -133,7 +137,7 @@ class AgentChild:
                     asked_s = now_s
                     if self._ask():
                         heard_s = now_s
-                    elif self._place.patience_s is not None and now_s > heard_s + self._place.patience_s:
+                    elif patience_s is not None and now_s > heard_s + (LEAVING_S if may_leave else patience_s):
                         raise ElasticError(f"the rendezvous at {','.join(self._place.replicas)} is gone")
                 may_leave = look(self.entry)
                 looks_s = time.monotonic() + ASK_S

@@ -48,6 +48,10 @@ END_S = 120.0
 """From the end of the job until what serves it is killed, and with it the values of a function."""
 
 
+CANCEL_S = 20.0
+"""How long the hosts of a job that is stopped may take to leave it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostsLaunch:
     """What to run, and where. hosts: host -> slots, or the script that lists them. start_timeout_s: from the start of
@@ -129,12 +133,18 @@ class HostTasks:
             self._outcome(host)  # no failure counts any more
 
     def cancel(self) -> None:
-        """End them now."""
+        """End the job and them. It is stopped first, as the last host of a job waits for another one to take its place;
+        and an ssh that is killed ends nothing on its host."""
+        with contextlib.suppress(ElasticError):  # it has ended, or nobody leads it
+            self._driver.fleet.check()
+            self._driver.fleet.client.stop(self._driver.job, "its launcher ends")
         for host in self._all():
             self._leave(host)
+        deadline_s = time.monotonic() + CANCEL_S
         for host in self._all():
-            assert host.process is not None
-            children.wait_or_kill(host.process, 5.0)
+            assert host.process is not None and host.said is not None
+            children.wait_or_kill(host.process, max(0.0, deadline_s - time.monotonic()))
+            host.said.close()
 
     def _all(self) -> list[_Host]:
         return [host for host in [*self._hosts.values(), *self._left] if host.process is not None]

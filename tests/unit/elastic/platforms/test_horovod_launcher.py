@@ -32,7 +32,7 @@ class Job:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, script: str, **launch: Any) -> None:
         self.job, self.function = "job-1", b""
-        self.fleet = SimpleNamespace(ticket=self._ticket)
+        self.fleet = SimpleNamespace(ticket=self._ticket, check=lambda: None)
         self.outcomes: list[TaskOutcome | Exception] = []
         monkeypatch.setattr(launcher, "command_of", lambda host, ssh: [sys.executable, "-c", script])
         wanted = {"request": SimpleNamespace(world=(1, 9)), "cooldown_s": None, "reset_limit": None, "ssh": ("ssh",)}
@@ -70,6 +70,18 @@ def test_a_host_that_does_not_read_keeps_nobody_waiting(monkeypatch: pytest.Monk
 
 
 FAILS = "import sys; sys.stdin.buffer.readline(); sys.exit(1)"
+
+
+def test_a_job_whose_launcher_ends_is_stopped_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "stops")
+    order = os.open(tmp_path / "stops", os.O_RDWR)
+    job = Job(monkeypatch, f"open({str(tmp_path / 'stops')!r}).readline()")
+    job.fleet.client = SimpleNamespace(stop=lambda name, because: os.write(order, f"{name}\n".encode()))
+    job.hosts.step({"a": 1})
+    (host,) = job.hosts._all()
+    job.hosts.cancel()
+    os.close(order)
+    assert host.process is not None and host.process.returncode == 0, "it was not killed"
 
 
 def test_no_failure_counts_when_the_job_is_over(monkeypatch: pytest.MonkeyPatch) -> None:

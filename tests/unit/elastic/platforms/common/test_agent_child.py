@@ -188,6 +188,23 @@ def test_an_agent_that_ends_by_itself_is_told(node: Node) -> None:
     assert child.status == 5
 
 
+def test_a_node_that_has_to_go_does_not_wait_for_a_fleet_that_is_gone(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_child, "LEAVING_S", 0.0, raising=False)
+    node.answers = [ElasticError("nobody leads")]
+    looks: list[str] = []
+
+    def look(entry: Mapping[str, Any]) -> bool:
+        looks.append("look")
+        assert len(looks) < 9, "it is silent"
+        return len(looks) == 5
+
+    with pytest.raises(ElasticError, match="is gone"):
+        node.child(patience_s=3600.0).serve(look)
+    assert len(looks) == 5
+
+
 def test_a_fleet_that_is_silent_for_too_long_is_gone_and_one_that_refuses_too(node: Node) -> None:
     node.answers = [ElasticError("nobody leads")]
     with pytest.raises(ElasticError, match=r"10\.0\.0\.1:7070,10\.0\.0\.2:7070 is gone"):
