@@ -22,6 +22,9 @@ from elastic.platforms.ray.trial import trainable
 
 POLL_S = 0.25
 METRICS_S = 1.0
+PLACE_S = 60.0
+"""How long an actor may still find no place when the job is over: its node is lost, and Ray may not find another."""
+
 EXTRA = "ray"
 CHECKPOINTS = "~/elastic-jobs"
 
@@ -164,23 +167,32 @@ class _Seats:
             self._start(number)
 
     def finish(self) -> None:
-        """The job is over: wait for the actors that serve it."""
+        """The job is over: wait for the actors that serve it. Those without a place are given up after PLACE_S."""
+        deadline_s = time.monotonic() + PLACE_S
         while self._serving:
             self._ray.wait(list(self._serving.values()), timeout=POLL_S)
             self._take_in()
+            if time.monotonic() >= deadline_s:
+                for number in list(self._serving):
+                    if state_of(self._table(self._groups[number])) is not GroupState.READY:
+                        self._ended(number, ElasticError("Ray has no place for it"))
 
     def _take_in(self) -> None:
         ready = self._ray.wait(list(self._serving.values()), num_returns=len(self._serving), timeout=0)[0]
         for number in [number for number, ref in self._serving.items() if ref in ready]:
             outcome: TaskOutcome | Exception
             try:
-                outcome = self._ray.get(self._serving.pop(number))
+                outcome = self._ray.get(self._serving[number])
             except self._ray.exceptions.RayError as error:
                 outcome = error
-            self._driver.ended(self._tasks[number], outcome)
-            self._end(number)
-            # Ray still takes a node for a good one that has just died, or is about to: the next place may be elsewhere.
-            self._give_back(number)
+            self._ended(number, outcome)
+
+    def _ended(self, number: int, outcome: TaskOutcome | Exception) -> None:
+        del self._serving[number]
+        self._driver.ended(self._tasks[number], outcome)
+        self._end(number)
+        # Ray still takes a node for a good one that has just died, or is about to: the next place may be elsewhere.
+        self._give_back(number)
 
     def _place(self, number: int) -> GroupState | None:
         if number in self._serving:
