@@ -18,7 +18,7 @@ from runtime.recovery.kept import agreed_end
 from runtime.recovery.kept.choice import KeptStep, KnownStep, RoundNumber
 from tests.sim.rounds import RoundsWorld
 
-SEEDS = 300
+SEEDS = 180
 MUST_REACH = (
     *("all lost", "ended in part", "failed", "failing", "hang", "join", "killed", "lost", "lost at the end"),
     *("waited", "copied", "done again", "node lost", "torn", "two nodes lost", "drain", "agreed"),
