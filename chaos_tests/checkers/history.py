@@ -123,7 +123,7 @@ class Injected:
 
     struck: when it was done to each worker, or to the service: a fault in two parts strikes twice.
     held: processes that were kept from beginning, while it lasted. noted_s: within which the others must know, if it is
-    not as the limits say.
+    not as the limits say. incomplete: its second part never came, so what its kind is there for was not done.
     """
 
     number: int
@@ -135,6 +135,7 @@ class Injected:
     ended: Event | None
     held: tuple[str, ...] = ()
     noted_s: float | None = None
+    incomplete: Event | None = None
 
     @property
     def row(self) -> Fault:
@@ -170,7 +171,7 @@ def injected(events: Iterable[Event]) -> tuple[Injected, ...]:
                 struck.setdefault(number, {}).setdefault(event.worker or str(event.line.get("target", "")), event)
             case "fault_held" if isinstance(number, int):
                 held.setdefault(number, []).append(event.worker)
-            case "fault_seen" | "fault_ended" if isinstance(number, int):
+            case "fault_seen" | "fault_ended" | "fault_incomplete" if isinstance(number, int):
                 later.setdefault((event.name, number), event)
     return tuple(
         Injected(
@@ -183,13 +184,16 @@ def injected(events: Iterable[Event]) -> tuple[Injected, ...]:
             later.get(("fault_ended", number)),
             tuple(held.get(number, ())),
             event.line.get("noted_s"),
+            later.get(("fault_incomplete", number)),
         )
         for number, event in first.items()
     )
 
 
 def every_kind_came(run: Run) -> bool:
-    """Whether at least one fault of every planned kind was injected. If so, a longer run of this plan would show
-    nothing more."""
-    came = {fault.kind for fault in injected(run.events)}
-    return bool(came) and came.issuperset(str(event.line["fault"]) for event in run.of("fault_skipped"))
+    """Whether at least one fault of every planned kind was injected, in both its parts if it has two. If so, a longer
+    run of this plan would show nothing more."""
+    faults = injected(run.events)
+    came = {fault.kind for fault in faults if fault.incomplete is None}
+    planned = {fault.kind for fault in faults} | {str(event.line["fault"]) for event in run.of("fault_skipped")}
+    return bool(came) and came >= planned

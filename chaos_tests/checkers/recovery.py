@@ -253,9 +253,10 @@ def really_injected(history: History) -> CheckerVerdict:
     run = history.faulty
     faults = injected(run.events)
     skipped = {int(event.line["number"]): event for event in run.of("fault_skipped")}
-    if not faults:
-        first = next(iter(skipped.values()), None)
-        why = f": {len(skipped)} skipped, the first because {first.line['because']}" if first is not None else ""
+    half = [fault for fault in faults if fault.incomplete is not None]
+    if len(faults) == len(half):
+        undone = list(run.of("fault_skipped", "fault_incomplete"))
+        why = f": {len(undone)} skipped, the first because {undone[0].line['because']}" if undone else ""
         return broken(f"no fault was injected{why}")
     for fault in faults:
         if fault.number in skipped:
@@ -264,5 +265,7 @@ def really_injected(history: History) -> CheckerVerdict:
             return broken(f"fault {fault.number}, {fault.kind}, was sent, but nobody saw it", fault.event.at)
         if fault.ended is None:
             return broken(f"fault {fault.number}, {fault.kind}, was not ended", fault.event.at)
-    kinds = len({fault.kind for fault in faults})
-    return holds(f"{len(faults)} faults of {kinds} kinds, each of them seen; {len(skipped)} skipped")
+    kinds = len({fault.kind for fault in faults if fault.incomplete is None})
+    told = f"{len(faults) - len(half)} faults of {kinds} kinds, each of them seen; {len(skipped)} skipped"
+    names = ", ".join(f"{fault.number} {fault.kind}" for fault in half)
+    return holds(f"{told}; {len(half)} incomplete: {names}" if half else told)

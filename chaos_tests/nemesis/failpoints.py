@@ -126,7 +126,7 @@ def still_armed(scene: Scene, running: RunningFault, now_s: float) -> bool:
     running.armed, running.awaits_place = None, False
     because = f"nobody came to {order.point}" + (f", and {worker} has ended" if gone else "")
     if running.injected:
-        scene.teller.told(running.planned, because)
+        scene.teller.incomplete(running.planned, because)
         return False
     scene.victims.targeted.discard(worker)
     scene.running.remove(running)

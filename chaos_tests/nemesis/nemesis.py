@@ -1,8 +1,8 @@
 """Carries out a plan on a running job: waits for each fault's time and place, has it done, sees it, and ends it.
 
 It is told what happens and looks at the clock when it is polled; it has no thread. Every fault comes to the journal
-as fault_injected, fault_seen and fault_ended, or as fault_skipped with the reason. The other modules of this package
-say how each is done.
+as fault_injected, fault_seen and fault_ended, or as fault_skipped with the reason; fault_incomplete says that the
+second part of a fault in two parts never came. The other modules of this package say how each is done.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Nemesis:
     def heal(self, because: str) -> None:
         """End whatever lasts, and skip what is still planned."""
         for running in self._scene.running:
-            running.awaits_place, running.since_s, running.until_s = False, -math.inf, 0.0
+            running.since_s, running.until_s = -math.inf, 0.0
             running.until_steady, running.awaits_event = False, ""
         self._settle()
         for planned in self._waiting:
@@ -158,7 +158,7 @@ class Nemesis:
                 if now_s - running.since_s <= failpoints.PLACE_S:
                     continue
                 running.awaits_place = False
-                scene.teller.told(planned, f"{planned.place} did not come with somebody to hit")
+                scene.teller.incomplete(planned, f"{planned.place} did not come with somebody to hit")
             if not running.hit <= scene.world.ended:
                 workers.insist(running, scene.world.pids, scene.world.ended, now_s)
                 continue

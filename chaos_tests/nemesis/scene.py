@@ -128,6 +128,11 @@ class Teller:
     def ended(self, planned: Planned) -> None:
         self._journal.write("fault_ended", number=planned.number)
 
+    def incomplete(self, planned: Planned, because: str) -> None:
+        """Its first part was done, and its second one never will be."""
+        self._journal.write("fault_incomplete", number=planned.number, because=because)
+        self.told(planned, f"incomplete: {because}")
+
     def skipped(self, planned: Planned, because: str) -> None:
         self._journal.write("fault_skipped", number=planned.number, fault=planned.kind, because=because)
         self.told(planned, f"skipped: {because}")

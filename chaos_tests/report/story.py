@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from chaos_tests.checkers.history import Event, Injected, Run, injected
@@ -34,7 +35,8 @@ class Blow:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """Times are seconds from the first line of the journals. rates: steps applied in each second."""
+    """Times are seconds from the first line of the journals. rates: steps applied in each second. skipped: (number,
+    kind, why) of what was not done; what was done in its first part only is among the blows, too."""
 
     length_s: float
     lives: tuple[Life, ...]
@@ -59,7 +61,7 @@ def tell(run: Run) -> Story:
             Blow(f.number, f.kind, f.targets, _slots(run, f), at(f.begun_ns), at(f.ended_ns(f.begun_ns)))
             for f in injected(run.events)
         ),
-        tuple((int(e.line["number"]), str(e.line["fault"]), str(e.line["because"])) for e in run.of("fault_skipped")),
+        tuple(_skipped(run)),
         _rates(run, begin_ns, end_ns),
     )
 
@@ -86,6 +88,14 @@ def _lives(run: Run, begin_ns: int, end_ns: int) -> list[Life]:
 def _slots(run: Run, fault: Injected) -> tuple[str, ...]:
     workers = {event.worker for event in run.of("worker_started")}
     return tuple(slot_of(target) for target in fault.targets if target in workers)
+
+
+def _skipped(run: Run) -> Iterator[tuple[int, str, str]]:
+    for event in run.of("fault_skipped"):
+        yield int(event.line["number"]), str(event.line["fault"]), str(event.line["because"])
+    for fault in injected(run.events):
+        if fault.incomplete is not None:
+            yield fault.number, fault.kind, f"only its first part was done: {fault.incomplete.line['because']}"
 
 
 def slot_of(worker: str) -> str:

@@ -218,5 +218,6 @@ def differences(before: Report, after: Report) -> Iterator[str]:
 
 
 def _kinds(report: Report) -> dict[int, str]:
-    """The kind of each injected fault, by its number."""
-    return {int(one["number"]): str(one["fault"]) for one in report["faults"]}
+    """The kind of each fault that was done, in both parts if it has two, by its number."""
+    skipped = {one["number"] for one in report.get("skipped", ())}
+    return {int(one["number"]): str(one["fault"]) for one in report["faults"] if one["number"] not in skipped}

@@ -477,9 +477,9 @@ ROWS = (
     _harness("fault_injected", "number fault place lethal noted_s? target? script? hanging? spoiled?",
         "{worker_id} is hit by {fault}", "Just before the fault", BAD, instant=True, feeds=_LOSS),
     _harness("fault_seen", "number because", "", "The fault has taken hold: so says /proc, or a journal"),
-    _harness("fault_held", "number", "", "A new process where a fault lasts: it stands still, or is cut off, like the "
-        "one before it"),
+    _harness("fault_held", "number", "", "A new process where a fault lasts is hit as the one before it was"),
     _harness("fault_ended", "number", "", "The end of the fault was brought about, or it has none", INFO, feeds=_LOSS),
+    _harness("fault_incomplete", "number because", "", "The second part of a fault in two parts never came"),
     _harness("fault_skipped", "number fault because", "", "The fault could not be done, and was not"),
     _harness("steps_seen", "applied", "", "So many lines are in the ledger now", HIDDEN),
     _harness("etcd_put", "key revision created number members", "", "The record of a generation was written"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from chaos_tests.checkers import INVARIANTS, CheckerVerdict, Invariant, Truth, judge
-from chaos_tests.checkers.history import Event, History, Run
+from chaos_tests.checkers.history import Event, History, Run, every_kind_came
 from tests.unit.histories import (
     RESULT,
     A,
@@ -605,3 +605,28 @@ def test_a_script_that_has_loaded_what_the_quiet_run_left_is_named() -> None:
     later = tuple(replace(step, line={**step.line, "epoch": 4}) for step in good().faulty.steps[:2])
     found = verdict("I5", with_steps(good(), later))
     assert found.answer is Truth.FALSE and "began in epoch 4, and in the quiet run in epoch 0" in found.because
+
+
+def half(history: History, number: int = 2) -> History:
+    """With a fault in two parts, of which the first was done to C at 2 s, as fault 1, or as another one."""
+    told = event(3.0, "fault_incomplete", "harness", number=number, because="nobody came to copy-is-sent")
+    if number == 1:
+        return with_events(changed(history, "fault_injected", fault="kill-in-copy"), told)
+    strike = event(2.005, "fault_injected", "harness", worker=C, number=number, fault="kill-in-copy", lethal=True)
+    ends = [event(3.1, name, "harness", number=number, because="") for name in ("fault_seen", "fault_ended")]
+    return with_events(history, strike, told, *ends)
+
+
+def test_a_fault_whose_second_part_never_came_is_not_counted() -> None:
+    found = verdict("I16", half(good()))
+    assert found.answer is Truth.TRUE
+    assert found.because == "1 faults of 1 kinds, each of them seen; 0 skipped; 1 incomplete: 2 kill-in-copy"
+    assert every_kind_came(good().faulty) and not every_kind_came(half(good()).faulty)
+    none = verdict("I16", half(good(), 1))
+    assert none.answer is Truth.FALSE
+    assert none.because == "no fault was injected: 1 skipped, the first because nobody came to copy-is-sent"
+
+
+def test_what_the_first_part_of_an_incomplete_fault_did_explains_the_loss() -> None:
+    for number in ("I11", "I13"):
+        assert verdict(number, half(good(), 1)).answer is Truth.TRUE

@@ -156,6 +156,33 @@ def test_nothing_else_is_done_before_a_script_that_was_killed_has_ended_its_work
     ]
 
 
+@pytest.mark.parametrize("over", [False, True], ids=["too late", "the job ends first"])
+@pytest.mark.parametrize(
+    "kind", sorted(name for name, fault in CATALOGUE.items() if fault.spark and not fault.on_nodes)
+)
+def test_a_fault_whose_second_part_never_comes_is_incomplete(
+    on_machine: Stage, monkeypatch: pytest.MonkeyPatch, kind: str, over: bool
+) -> None:
+    monkeypatch.setattr(signals, "send", lambda pids, number: None)
+    scene, place = on_machine.scene, CATALOGUE[kind].places[0]
+    members = ["a.0.0", "b.0.0", "c.0.0"]
+    scene.world.feed([line("committed", "", 2, members=members), *(line("op_complete", one, 2) for one in members)])
+    breaker = Nemesis([Planned(1, 0.0, kind, place)], scene)
+    breaker.begin()
+    breaker.poll([], 1)
+    (struck,) = scene.victims.targeted
+    scene.world.feed([line("worker_exited", struck)])
+    if over:
+        scene.world.feed([line("job_over")])
+    else:
+        (running,) = scene.running
+        running.since_s = 0.0
+    breaker.poll([], 2)
+    noted = on_machine.noted()
+    assert [one["event"] for one in noted] == ["fault_injected", "fault_incomplete", "fault_seen", "fault_ended"]
+    assert noted[1]["number"] == 1 and place in noted[1]["because"]
+
+
 def test_who_stops_itself_stands_still_since_then_however_late_the_harness_hears_of_it(on_machine: Stage) -> None:
     scene, stopped_ns = on_machine.scene, time.monotonic_ns()
     with subprocess.Popen(["sleep", "600"]) as worker:

@@ -20,7 +20,7 @@ from chaos_tests.scenario.schedule import Planned
 from chaos_tests.support.json_lines import Journals, Tail
 from elastic.cli import main, parser
 from elastic.errors import ConfigError, ExitCode
-from tests.unit.histories import good, with_result, with_step
+from tests.unit.histories import event, good, with_events, with_result, with_step
 
 FAULTS = """\
 seed = 5
@@ -190,6 +190,15 @@ def test_the_same_outcome_is_told_from_another(tmp_path: Path) -> None:
         "fault 1 is freeze-long",
     ):
         assert part in said
+
+
+def test_an_incomplete_fault_was_not_done(tmp_path: Path) -> None:
+    before = read_report(report_of(tmp_path))
+    missed = event(3, "fault_incomplete", "harness", number=1, because="nobody came")
+    half = with_events(good(), missed)
+    after = documents.document({}, half, judge(half), [])
+    assert after["skipped"] == [{"number": 1, "fault": "kill", "because": "only its first part was done: nobody came"}]
+    assert "fault 1 is not done, was kill" in list(differences(before, after))
 
 
 @pytest.mark.parametrize(
