@@ -5,6 +5,7 @@ And once more at the end whatever lies on disk. Decided from that is I14; see ch
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,10 @@ from elastic.records.journal import Journal
 LARGE_BYTES = 1 << 30
 """A larger one is looked at without reading its data, and noted as not read: that would slow down what is measured."""
 
+AGAIN_S = 1.0
+"""An entry without a manifest is looked at again after so long: one that is being removed loses its manifest first."""
+NO_MANIFEST = "it has no manifest"
+
 PLACES = {"snapshot_complete": "memory", "checkpoint_complete": "disk"}
 
 
@@ -29,6 +34,10 @@ class Auditor:
 
     def __init__(self, places: Mapping[str, Path], journal: Journal) -> None:
         self._places, self._journal = places, journal
+        self._last: dict[tuple[str, str], EntryName] = {}
+        """(URL, series) -> the entry that was called complete last."""
+        self._without: list[tuple[float, str, Series, Found]] = []
+        """(since when, place, series, entry): called complete, and found without a manifest."""
 
     def look(self, lines: Iterable[dict[str, Any]]) -> None:
         """lines: new ones of the job's journals."""
@@ -36,25 +45,43 @@ class Auditor:
             if (place := PLACES.get(line["event"])) is not None:
                 name = EntryName.parse(str(line["entry"]))
                 if name is not None and (storage := self._storage(place, line["node"])) is not None:
-                    self._read(place, Series(storage, str(line["series"])), name)
+                    series = Series(storage, str(line["series"]))
+                    self._last[storage.url, series.name] = name
+                    if (found := series.look(name)).unfinished:
+                        self._without.append((time.monotonic(), place, series, found))
+                    else:
+                        self._read(place, series, found)
+        self._look_again(time.monotonic() - AGAIN_S)
 
     def look_at_all(self) -> None:
         """Reads all checkpoints that are listed as complete when the job has ended."""
+        self._look_again(time.monotonic())
         if (storage := self._storage("disk", next(iter(self._places)))) is None:
             return  # all nodes have the same one
         for directory in storage.directories(""):
             series = Series(storage, directory)
             for name in series.names():
-                if not series.look(name).unfinished:
-                    self._read("disk", series, name, at="the end")
+                if not (found := series.look(name)).unfinished:
+                    self._read("disk", series, found, at="the end")
 
-    def _read(self, place: str, series: Series, name: EntryName, at: str = "completion") -> None:
-        found = series.look(name)
+    def _look_again(self, until_s: float) -> None:
+        """At those that had no manifest until then. Whoever removes one has completed another one before, and may have
+        been killed on the way."""
+        waiting, self._without = self._without, []
+        for since_s, place, series, found in waiting:
+            if since_s > until_s:
+                self._without.append((since_s, place, series, found))
+                continue
+            removed = self._last[series.storage.url, series.name] != found.name or found.name not in series.names()
+            self._note(place, series, found.name, "completion", GONE if removed else NO_MANIFEST)
+
+    def _read(self, place: str, series: Series, found: Found, at: str = "completion") -> None:
         read = found.manifest is None or found.manifest.size <= LARGE_BYTES
         if read:
             found = series.verify(found)
-        if found.problem and series.look(name).manifest is None:  # its manifest goes first
-            found = Found(name, None, GONE)
+        self._note(place, series, found.name, at, GONE if found.removed else found.problem, read=read)
+
+    def _note(self, place: str, series: Series, name: EntryName, at: str, problem: str, *, read: bool = True) -> None:
         self._journal.write(
             "checkpoint_read",
             place=place,
@@ -63,7 +90,7 @@ class Auditor:
             step=name.step,
             at=at,
             read=read,
-            problem=found.problem,
+            problem=problem,
         )
 
     def _storage(self, place: str, node: str) -> Storage | None:
