@@ -23,10 +23,18 @@ DISAGREED = 5
 def total_order(history: History) -> CheckerVerdict:
     """I5: the ledger holds 0, 1, 2, ... without gap or repeat, as far as the quiet run went."""
     run = history.faulty
+    if (differ := _parts_differ(run)) is not None:
+        return differ
     if not run.steps:
         return unknown("no step was applied")
     ends = _ends_early(history)
     return first_broken((*_disorder(run), *ends), holds(f"{len(run.steps)} steps, each once, in order"))
+
+
+def _parts_differ(run: Run) -> CheckerVerdict | None:
+    """That the ledgers of two nodes contradict each other; None: they do not."""
+    told = next(run.of("ledgers_differ"), None)
+    return None if told is None else broken(f"the ledgers of nodes differ: {told.line['because']}", told.at)
 
 
 def _disorder(run: Run) -> Iterator[CheckerVerdict]:
@@ -52,6 +60,8 @@ def _ends_early(history: History) -> Iterator[CheckerVerdict]:
 def replicas(history: History) -> CheckerVerdict:
     """I6: no two members ever differed, and all that came to the end have the same state."""
     run = history.faulty
+    if (differ := _parts_differ(run)) is not None:
+        return differ
     if run.result is None:
         return unknown("the job did not end by itself")
     if run.result["exit_code"] == DISAGREED:

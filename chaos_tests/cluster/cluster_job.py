@@ -7,6 +7,7 @@ machine would have left it: journals, ledger, specification and result.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import signal
@@ -22,13 +23,14 @@ from typing import Any, Self
 from chaos_tests.cluster import Cluster, Hosts, Loopback, Network
 from chaos_tests.cluster.cloud_metadata import AzureHost, Ec2, Gce, MetadataService
 from chaos_tests.cluster.cluster import NODE_LABEL
-from chaos_tests.cluster.job_handle import JOB_POLL_S, Followed, JobFailed
+from chaos_tests.cluster.job_handle import JOB_POLL_S, Followed
 from chaos_tests.support.json_lines import Tail
 from elastic.config import JobSpec
 from elastic.errors import ConfigError, ElasticError
 from elastic.records import ledger
 from elastic.records.files import write_atomically
 from elastic.records.job_directory import read_json
+from elastic.records.journal import Journal, journal_path
 from elastic.wire import codec
 
 ETCD_MEMBERS = 3
@@ -186,25 +188,34 @@ class NodesJob(Followed):
     # The end
 
     def gather(self) -> None:
-        """What all nodes have left of it, in one place. Raises JobFailed if two of them tell a step differently."""
+        """What all nodes have left of it, in one place. If two of them tell a step differently, its journal says so."""
         for path in self._journals_of_cluster():
             name = "-".join(path.relative_to(self.cluster.home).with_suffix("").parts)
             write_atomically(self.dir / "journal" / f"{name}.jsonl", path.read_bytes())
-        write_atomically(self.dir / "steps.jsonl", b"".join(_text(line) for line in self._applied()))
+        steps, because = self._applied()
+        write_atomically(self.dir / "steps.jsonl", b"".join(map(_text, steps)))
+        if because:
+            with Journal(journal_path(self.dir, "ledgers"), self.name, "harness", "harness") as journal:
+                journal.write("ledgers_differ", because=because)
         if (result := self._result()) is not None:
             write_atomically(self.dir / "result.json", json.dumps(result).encode())
 
-    def _applied(self) -> list[dict[str, Any]]:
-        """Each step's line; of a step that was done again, because every copy of its result was lost, the first one."""
-        parts = [list(ledger.lines(path)) for path in self.cluster.ledgers(self.name)]
+    def _applied(self) -> tuple[list[dict[str, Any]], str]:
+        """Each step's line, and why the nodes' ledgers are no ledger of one job, or "". Of a step that was done again,
+        because every copy of its result was lost, the first line counts."""
+        paths, told, because = self.cluster.ledgers(self.name), list[dict[str, Any]](), ""
         try:
-            ledger.merged(self.cluster.ledgers(self.name))
+            ledger.merged(paths)
         except ledger.LedgerConflict as conflict:
-            raise JobFailed(f"the ledgers of two nodes differ: {conflict}") from conflict
+            because = str(conflict)
+        for path in paths:
+            with contextlib.suppress(ledger.LedgerConflict):  # told above; the lines before a damaged one count
+                for line in ledger.lines(path):
+                    told.append(line)
         first: dict[int, dict[str, Any]] = {}
-        for line in sorted((line for part in parts for line in part), key=lambda line: int(line["generation"])):
+        for line in sorted(told, key=lambda line: int(line["generation"])):
             first.setdefault(line["step"], line)
-        return [first[step] for step in sorted(first)]
+        return [first[step] for step in sorted(first)], because
 
 
 def _text(line: Mapping[str, Any]) -> bytes:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from chaos_tests.cluster.cluster_job import NodesJob
-from chaos_tests.cluster.job_handle import Followed
+from chaos_tests.cluster.job_handle import Followed, JobFailed
 from chaos_tests.failpoints.orders import FailpointOrders
 from chaos_tests.nemesis.membership_view import MembershipView
 from chaos_tests.nemesis.nemesis import Nemesis
@@ -33,7 +33,7 @@ STALLED_S = 90.0
 def faulty_run(campaign: Campaign, quiet_s: float, environment: Mapping[str, str] | None = None) -> Campaign:
     """The same with faults. Returns the campaign with its plan. Judging is another matter: see checkers.
 
-    environment: of this run only. Raises JobFailed if the job does not come to its first step.
+    environment: of this run only. Raises JobFailed if the job has left nothing to judge, not even a directory.
     """
     campaign = planned(campaign, quiet_s)
     with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
@@ -137,8 +137,13 @@ class _Faulty:
     def _break(self, job: Followed, breaker: Nemesis, workers: Sequence[str]) -> None:
         """Until the job has ended."""
         breaker.prepare(workers)
-        job.until("a first step was applied, or a first round has begun", job.has_begun, START_S)
-        breaker.begin()
+        try:
+            job.until("a first step was applied, or a first round has begun", job.has_begun, START_S)
+        except JobFailed as failed:  # also by a fault in the first step: the checkers say what that means
+            self._narrator.say(str(failed))
+            job.stop()
+        else:
+            breaker.begin()
         while job.ended(STALL_CHECK_S) is None:
             if time.monotonic() - self._stepped_s > self._stalled_s:
                 what = f"no step was applied and no round began for {self._stalled_s:.0f} s"

@@ -466,8 +466,7 @@ ROWS = (
     _any("agent_stream_broke", "because", "", "By the leader: the connection to an agent has failed"),
     _any("node_refused", "because", "", "By the fleet's leader: a daemon's message cannot be read, or its name is "
         "taken", warns=True),
-    _any("node_stream_broke", "because", "", "By the fleet's leader: the connection to a daemon has failed",
-        warns=True),
+    _any("node_stream_broke", "because", "", "By the fleet's leader: a connection to a daemon has failed", warns=True),
     _any("worker_refused", "because", "", "By an agent: a worker's message cannot be read"),
     _any("worker_stream_broke", "because", "", "By an agent: the connection to a worker has failed"),
     _any("certificate_trouble", "because advice?", "", "A certificate ends soon, or is not valid yet", warns=True),
@@ -487,6 +486,7 @@ ROWS = (
     _harness("checkpoint_read", "place series entry step at read problem", "", "An entry that a worker has called "
         "complete. `read` is false if it is so large that only its files were looked at"),
     _harness("script_outlived", "script because", "", "A process of a script is there although the script has ended"),
+    _harness("ledgers_differ", "because", "", "Two nodes tell a step differently, or a line of a ledger is damaged"),
     _harness("left_behind", "left", "", "What was there although the job had ended"),
 )
 # fmt: on

@@ -102,6 +102,14 @@ BAD: dict[str, tuple[str, Callable[[History], History]]] = {
         ),
     ),
     "a step is missing": ("I5", lambda h: with_steps(h, (h.faulty.steps[0], h.faulty.steps[2]))),
+    "two nodes tell a step differently": (
+        "I5",
+        lambda h: with_events(h, event(10, "ledgers_differ", "harness", because="step 0 differs in scalars")),
+    ),
+    "two nodes have another result of a step": (
+        "I6",
+        lambda h: with_events(h, event(10, "ledgers_differ", "harness", because="step 0 differs in scalars")),
+    ),
     "a step is there twice": ("I5", lambda h: with_steps(h, (*h.faulty.steps, h.faulty.steps[2]))),
     "the last step is missing": ("I5", lambda h: with_steps(h, h.faulty.steps[:2])),
     "two members end with other states": ("I6", lambda h: changed(h, "finished", worker=B, digest="e" * 64)),

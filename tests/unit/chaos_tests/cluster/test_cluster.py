@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -10,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from chaos_tests.checkers import Truth
 from chaos_tests.cluster import Cluster, cluster
 from chaos_tests.cluster.etcd import EtcdMembers
 from chaos_tests.cluster.hosts import PREFIX
 from chaos_tests.cluster.local_job import LocalJob
 from chaos_tests.nemesis import signals
-from chaos_tests.run import campaign, checkpoint_audit, faulty_run, recorder
+from chaos_tests.run import campaign, checkpoint_audit, faulty_run, publish, recorder
 from chaos_tests.run.campaign import Campaign
 from chaos_tests.run.checkpoint_audit import Auditor
 from chaos_tests.run.recorder import Embedded, Recorder
@@ -148,6 +150,31 @@ def test_what_lasts_is_ended_also_when_the_run_is_interrupted(tmp_path: Path, mo
     with pytest.raises(KeyboardInterrupt):
         faulty_run.faulty_run(asked, 5.0)
     assert noted(tmp_path / "faulty", "fault_injected") and not filled.exists()
+
+
+ENDS_EARLY = """
+import json, pathlib, sys
+home = pathlib.Path(sys.argv[1])
+(home / "journal").mkdir(parents=True)
+(home / "result.json").write_text(json.dumps({"exit_code": 4, "because": "every copy is lost", "digest": ""}))
+(home / "job.json.new").write_text(json.dumps({"name": "job", "command": ["x"], "workers": 2}))
+(home / "job.json.new").rename(home / "job.json")
+sys.exit(4)
+"""
+
+
+def test_a_run_with_faults_that_never_comes_to_its_first_step_is_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = [sys.executable, "-c", ENDS_EARLY]
+    monkeypatch.setattr(campaign, "elastic_run", lambda directory, *_: [*run, str(directory)])
+    (tmp_path / "quiet").mkdir()
+    (tmp_path / "quiet" / "job.json").write_text(json.dumps({"name": "job", "command": ["x"], "workers": 2}))
+    planned = (Planned(1, 0.0, "kill"),)
+    asked = faulty_run.faulty_run(Campaign(tmp_path, ("train.py",), 2, "kill", 1, 5.0, planned), 5.0)
+    told = {finding.invariant.number: finding.verdict for finding in publish.report(asked)}
+    assert told["I12"].answer is Truth.FALSE and "every copy is lost" in told["I12"].because
+    assert told["I16"].because == "no fault was injected: 1 skipped, the first because the run is over"
 
 
 def test_a_disk_is_not_left_full_if_filling_it_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

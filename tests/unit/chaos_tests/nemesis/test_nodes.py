@@ -19,7 +19,6 @@ from typing import Any, cast
 import pytest
 
 from chaos_tests.cluster.cluster_job import NodesJob
-from chaos_tests.cluster.job_handle import JobFailed
 from chaos_tests.failpoints.orders import FailpointOrders
 from chaos_tests.nemesis import checkpoint_damage, failpoints, nodes, out_of_memory, signals
 from chaos_tests.nemesis.failpoints import never_reached
@@ -562,11 +561,18 @@ def test_of_a_step_that_was_done_again_the_first_line_counts(job: NodesJob) -> N
     assert [(one["step"], one["generation"]) for one in lines] == [(0, 1), (1, 1), (2, 5)]
 
 
-def test_two_nodes_that_tell_a_step_differently_are_no_ledger(job: NodesJob) -> None:
-    put_ledger(job, "a", told(0, 1))
-    put_ledger(job, "b", told(0, 1, loss=2.0))
-    with pytest.raises(JobFailed, match="scalars"):
-        job.gather()
+@pytest.mark.parametrize(
+    ("other", "said"), [(json.dumps(told(0, 1, loss=2.0)), "step 0 differs in scalars"), ("{", "line 1 is damaged")]
+)
+def test_two_nodes_that_tell_a_step_differently_leave_what_they_have_and_the_difference(
+    job: NodesJob, other: str, said: str
+) -> None:
+    put_ledger(job, "a", told(0, 1), told(1, 1))
+    (job.place("b") / "steps.jsonl").write_text(f"{other}\n")
+    job.gather()
+    assert [json.loads(text)["step"] for text in (job.dir / "steps.jsonl").read_text().splitlines()] == [0, 1]
+    (noted,) = journal.read_all(job.dir)
+    assert noted["event"] == "ledgers_differ" and said in noted["because"]
 
 
 def test_a_job_over_nodes_has_ended_when_one_of_them_was_told(job: NodesJob) -> None:
