@@ -85,9 +85,13 @@ class Run:
         return places
 
     @property
+    def over(self) -> Event | None:
+        """The first member says that it is at the end; exits after that are no losses."""
+        return next(self.of("finished", "job_over", "job_ended"), None)
+
+    @property
     def over_ns(self) -> int | None:
-        """When the first member said that it is at the end; exits after that are no losses."""
-        return next((event.t_ns for event in self.of("finished", "job_over", "job_ended")), None)
+        return self.over.t_ns if self.over is not None else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,11 +175,20 @@ def liveness(history: History) -> CheckerVerdict:
     if len(seen) < 2:
         return unknown("nobody noted when steps were applied")
     stalls = lasting_stalls(run)
-    gaps = [(idle_s(stalls, before.t_ns, after.t_ns), after) for before, after in pairwise(seen)]
+    gaps = [(idle_s(stalls, before.t_ns, after.t_ns), after) for before, after in pairwise(_watched(run, seen))]
     longest_s, after = max(gaps, key=lambda gap: gap[0])
     if longest_s > history.limits.step_s:
         return broken(f"no step for {longest_s:.1f} s while no fault stopped everybody", after.at)
     return holds(f"the job came to its end; the longest time without a step was {longest_s:.1f} s")
+
+
+def _watched(run: Run, seen: list[Event]) -> Iterator[Event]:
+    """Steps that were seen. Before them a strike in the first step, as how long a job starts is its own matter;
+    after them the end of the loop."""
+    yield from (fault.event for fault in injected(run.events)[:1] if fault.begun_ns < seen[0].t_ns)
+    yield from seen
+    if (over := run.over) is not None and over.t_ns > seen[-1].t_ns:
+        yield over
 
 
 def bad_end(run: Run) -> CheckerVerdict | None:

@@ -16,6 +16,7 @@ from tests.unit.histories import (
     B,
     C,
     D,
+    S,
     changed,
     event,
     good,
@@ -147,6 +148,8 @@ BAD: dict[str, tuple[str, Callable[[History], History]]] = {
             event(60, "fault_ended", "harness", number=2),
         ),
     ),
+    "no step is applied for long after a fault in the first one": ("I12", lambda h: without_step(h, first=True)),
+    "the job stands still behind its last step": ("I12", lambda h: without_step(h, first=False)),
     "the job fails": ("I12", lambda h: with_result(h, exit_code=4, because="every copy is lost")),
     "the job never ends": ("I12", lambda h: replace(h, faulty=replace(h.faulty, result=None))),
     "no step is applied for long": ("I12", lambda h: with_events(h, event(60, "steps_seen", "harness", applied=4))),
@@ -164,6 +167,17 @@ BAD: dict[str, tuple[str, Callable[[History], History]]] = {
         lambda h: with_events(h, event(3, "fault_skipped", "harness", number=1, fault="kill", because="no")),
     ),
 }
+
+
+def without_step(history: History, *, first: bool) -> History:
+    """For 40 s: from the strike on, which comes before the first step then, or from the last step on."""
+    since_ns = int((2.2 if first else 8.0) * S)
+    later = [
+        replace(one, line={**one.line, "t_mono_ns": one.t_ns + 40 * S * (one.t_ns > since_ns)})
+        for one in history.faulty.events
+        if one.t_ns > since_ns or not first or one.name != "steps_seen"
+    ]
+    return replace(history, faulty=replace(history.faulty, events=tuple(later)))
 
 
 def drained(kind: str) -> tuple[Event, ...]:
