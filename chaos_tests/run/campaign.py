@@ -71,9 +71,14 @@ class Campaign:
     """Workers of each node; 0: faults decide whether there are several nodes, and each has one worker."""
 
     @property
+    def hangs(self) -> bool:
+        """Whether a script is to hang."""
+        return any(one.kind == HANGS for one in self.plan)
+
+    @property
     def hang_s(self) -> float:
-        """The job's hang limit, in seconds: short where a script is to hang."""
-        return HANG_LIMIT_S if any(one.kind == HANGS for one in self.plan) else Timing().hang_s
+        """The job's hang limit, in seconds, where no file says it: short where a script is to hang."""
+        return HANG_LIMIT_S if self.hangs else Timing().hang_s
 
 
 def quiet_run(campaign: Campaign) -> float:
@@ -116,7 +121,7 @@ def on_one_machine(
     """Its job as `elastic run` runs it."""
     if campaign.job:
         specification = campaign.home / "job.json"
-        write_atomically(specification, campaign.job.encode())
+        write_atomically(specification, codec.to_json(_of_file(campaign)))
         program = [sys.executable, "-m", "chaos_tests.cluster.local_job", str(specification), str(job_dir)]
     else:
         options = ["--max-restarts", str(RESTARTS), "--workers", str(campaign.workers)]
@@ -138,7 +143,7 @@ def specification(campaign: Campaign) -> JobSpec:
     """What the campaign's job on several nodes is. A job whose file says nothing of checkpoints takes them often, so
     that there are some when all workers are lost."""
     if campaign.job:
-        return codec.job_from_json(campaign.job.encode(), "the job")
+        return _of_file(campaign)
     name, command = script_command(campaign.command, module=False)
     return JobSpec(
         name=default_name(name),
@@ -152,6 +157,16 @@ def specification(campaign: Campaign) -> JobSpec:
         snapshot_every=SNAPSHOT_EVERY,
         directory=campaign.directory,
     )
+
+
+def _of_file(campaign: Campaign) -> JobSpec:
+    """The job of a file. If one of its scripts is to hang, its hang limit is short: that fault does not last as long as
+    an ordinary limit, so it would never be seen."""
+    spec = codec.job_from_json(campaign.job.encode(), "the job")
+    if not campaign.hangs or not spec.restart:
+        return spec
+    hang_s = min(spec.timing.hang_s, max(HANG_LIMIT_S, spec.timing.progress_s))
+    return replace(spec, timing=replace(spec.timing, hang_s=hang_s))
 
 
 def read_campaign(home: Path) -> Campaign:

@@ -13,7 +13,15 @@ import pytest
 from chaos_tests.checkers import judge
 from chaos_tests.report import documents
 from chaos_tests.run import request
-from chaos_tests.run.campaign import Campaign, differences, from_document, ground, quiet_run_in, read_report
+from chaos_tests.run.campaign import (
+    Campaign,
+    differences,
+    from_document,
+    ground,
+    quiet_run_in,
+    read_report,
+    specification,
+)
 from chaos_tests.scenario.faults import Ground
 from chaos_tests.scenario.scenario import scenario_from_toml, seconds_of
 from chaos_tests.scenario.schedule import Planned
@@ -124,6 +132,24 @@ def test_a_script_in_rounds_is_asked_for_by_an_option_or_a_scenario(tmp_path: Pa
         asked("--restart", "--job", str(tmp_path / "job.toml"))
     hangs = Campaign(tmp_path, ("t.py",), 3, "rounds", 7, None, (Planned(1, 1.0, "hang-script"),), restart=True)
     assert (hangs.hang_s, asked("--", "train.py").hang_s) == (30.0, 600.0)
+
+
+@pytest.mark.parametrize(
+    ("timing", "kind", "hang_s"),
+    [
+        ("", "hang-script", 30.0),
+        ("hang_s = 25.0\nprogress_s = 20.0", "hang-script", 25.0),
+        ("progress_s = 45.0", "hang-script", 45.0),
+        ("hang_s = 700.0", "kill", 700.0),
+    ],
+)
+def test_the_script_of_a_job_file_hangs_no_longer_than_its_fault_lasts(
+    tmp_path: Path, timing: str, kind: str, hang_s: float
+) -> None:
+    fields = 'name = "t"\ncommand = ["t.py"]\nworkers = 3\nrestart = true'
+    (tmp_path / "job.toml").write_text(f"{fields}\n[timing]\n{timing}")
+    campaign = replace(asked("--job", str(tmp_path / "job.toml")), plan=(Planned(1, 1.0, kind),))
+    assert specification(campaign).timing.hang_s == hang_s
 
 
 def test_slots_ask_for_several_nodes_which_workers_fill(tmp_path: Path) -> None:
