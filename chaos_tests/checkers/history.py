@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from chaos_tests.scenario.catalogue import CATALOGUE, UNKNOWN
 from chaos_tests.scenario.faults import Fault
+from elastic.config import Timing
 
 Line: TypeAlias = Mapping[str, Any]
 
@@ -99,12 +100,14 @@ class Limits:
     """What counts as in time, in seconds. The promises are shorter; a loaded machine pauses.
 
     exit_s: from a fault that ends a worker until its loss is noted. freeze_s: the same for a frozen one.
-    step_s: the longest time without an applied step while no fault that stops everybody lasts.
+    step_s: the longest time without an applied step while no fault that stops everybody lasts. stopped_s: for how long
+    a worker may stand still before it may be declared lost.
     """
 
     exit_s: float = 5.0
     freeze_s: float = 10.0
     step_s: float = 30.0
+    stopped_s: float = Timing().stopped_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ AFTER_S = 30.0
 """After a fault that its worker survives has ended: who ends or is lost still later does so for another reason."""
 LOSSES = ("member_lost", "worker_lost", "expelled")
 LIVE = (Effect.FREEZES, Effect.ISOLATES, Effect.SUSPECTS)
-"""Who is hit may be declared lost, and lives."""
+"""Who is hit may be declared lost, and lives. Others that live may not be taken for dead."""
 
 
 def detection(history: History) -> CheckerVerdict:
@@ -110,7 +110,7 @@ def _expels(history: History, fault: Injected) -> bool:
 
 def _false_alarms(history: History, faults: tuple[Injected, ...]) -> Iterator[CheckerVerdict]:
     run = history.faulty
-    reasons = _reasons(run, [fault for fault in faults if fault.lethal or fault.row.effect in LIVE])
+    reasons = _reasons(run, [fault for fault in faults if fault.lethal or _suspects(history, fault)])
     for event in run.of("worker_dying", "worker_exited"):
         reasons.setdefault(event.worker, []).append((event.t_ns, None))
     mute = [fault for fault in faults if AGENT in fault.targets]
@@ -133,6 +133,13 @@ def _reasons(run: Run, faults: Iterable[Injected]) -> Reasons:
         for worker, event in {**dict.fromkeys(fault.held, fault.event), **fault.struck}.items():
             reasons.setdefault(worker, []).append((event.t_ns, until_ns))
     return reasons
+
+
+def _suspects(history: History, fault: Injected) -> bool:
+    """Whether those that it hits live, and may be declared lost: who stood still too shortly may not."""
+    lasted_s = fault.lasted_s(otherwise=history.faulty.events[-1].t_ns)
+    shortly = fault.row.effect is Effect.FREEZES and lasted_s < history.limits.stopped_s
+    return fault.row.effect in LIVE and not shortly
 
 
 def _ends(fault: Injected) -> bool:
@@ -222,7 +229,7 @@ def survivors(history: History) -> CheckerVerdict:
     if not any(fault.lethal or _hits_workers(run, fault) for fault in injected(run.events)):
         nobody = "no worker was hit, so there are no survivors"
         otherwise = not_applicable(nobody) if every_kind_came(run) else unknown(nobody)
-    return first_broken(_restarted(run), otherwise)
+    return first_broken(_restarted(history), otherwise)
 
 
 def _hits_workers(run: Run, fault: Injected) -> bool:
@@ -230,11 +237,11 @@ def _hits_workers(run: Run, fault: Injected) -> bool:
     return any(worker in members for worker in fault.targets)
 
 
-def _restarted(run: Run) -> Iterator[CheckerVerdict]:
+def _restarted(history: History) -> Iterator[CheckerVerdict]:
+    run = history.faulty
     members = {event.worker for event in run.of("entered")}
     faults = injected(run.events)
-    survived = [fault for fault in faults if not _ends(fault)]
-    reasons = _reasons(run, survived)
+    reasons = _reasons(run, [fault for fault in faults if not _ends(fault) and _suspects(history, fault)])
     hit = {worker for fault in faults if _ends(fault) for worker in (*fault.targets, *fault.held)}
     pids: dict[str, Event] = {}
     for event in run.events:

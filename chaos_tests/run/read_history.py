@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from chaos_tests.checkers.history import Event, History, HistoryStep, Run
+from chaos_tests.checkers.history import Event, History, HistoryStep, Limits, Run
 from elastic.errors import ConfigError
 from elastic.records.files import read_job
 from elastic.records.job_directory import read_json
@@ -30,7 +30,8 @@ def read_run(job_dir: Path) -> Run:
 def read_history(faulty: Path, quiet: Path) -> History:
     runs, spec = (read_run(faulty), read_run(quiet)), read_job(faulty)
     keeps = (spec.checkpoint_every, spec.snapshot_every) != ("off", "off")
-    return History(*runs, keeps=keeps, rounds=spec.restart, ranks=spec.ranks if spec.restart else 0)
+    ranks, limits = spec.ranks if spec.restart else 0, Limits(stopped_s=spec.timing.stopped_s)
+    return History(*runs, keeps=keeps, rounds=spec.restart, ranks=ranks, limits=limits)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:

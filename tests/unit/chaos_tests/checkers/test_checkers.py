@@ -395,9 +395,9 @@ def test_a_worker_that_was_thawed_and_found_itself_fenced_is_fine() -> None:
         good(),
         frozen,
         event(5.15, "fault_seen", "harness", number=2),
-        event(5.2, "expelled", worker=B, because="no beat"),
-        event(5.3, "fault_ended", "harness", number=2),
-        event(5.4, "worker_exited", "agent", worker=B, because="found itself fenced"),
+        event(6.0, "expelled", worker=B, because="no beat"),
+        event(6.1, "fault_ended", "harness", number=2),
+        event(6.2, "worker_exited", "agent", worker=B, because="found itself fenced"),
     )
     assert verdict("I4", history).answer is Truth.TRUE
     assert verdict("I11", history).answer is Truth.TRUE
@@ -559,18 +559,27 @@ def test_who_is_cut_off_from_the_others_may_be_given_up_but_not_who_is_cut_off_f
     assert verdict("I11", given_up("cut-control")).answer is Truth.FALSE
 
 
-def frozen_at_5_s() -> tuple[Event, ...]:
+def survived(kind: str = "freeze-long", ends_s: float = 6.1) -> tuple[Event, ...]:
+    """By B, from 5.1 s on."""
     return (
-        event(5.1, "fault_injected", "harness", worker=B, number=2, fault="freeze-short", lethal=False),
-        event(5.4, "fault_ended", "harness", number=2),
+        event(5.1, "fault_injected", "harness", worker=B, number=2, fault=kind, lethal=False),
+        event(ends_s, "fault_ended", "harness", number=2),
     )
 
 
-@pytest.mark.parametrize(("at_s", "fine"), [(6.0, True), (50.0, False)])
-def test_a_fault_that_a_member_has_survived_does_not_explain_what_happens_to_it_much_later(
-    at_s: float, fine: bool
+@pytest.mark.parametrize(
+    ("at_s", "fault", "fine"),
+    [
+        (6.0, survived(), True),
+        (50.0, survived(), False),
+        (6.0, survived("freeze-short", 5.4), False),
+        (6.0, survived("slow", 13.1), False),
+    ],
+)
+def test_a_fault_that_a_member_has_survived_explains_what_follows_soon_and_only_if_it_may_be_taken_for_dead(
+    at_s: float, fault: tuple[Event, ...], fine: bool
 ) -> None:
-    history = with_events(without(good(), "finished", "worker_exited"), *frozen_at_5_s())
+    history = with_events(without(good(), "finished", "worker_exited"), *fault)
     expected = Truth.TRUE if fine else Truth.FALSE
     ended = event(at_s, "worker_exited", "agent", worker=B, because="killed by SIGSEGV")
     assert verdict("I13", with_events(history, ended)).answer is expected
@@ -578,7 +587,7 @@ def test_a_fault_that_a_member_has_survived_does_not_explain_what_happens_to_it_
 
 
 def test_who_was_lost_to_a_fault_may_end_whenever_its_agent_gets_to_it() -> None:
-    history = with_events(without(good(), "finished", "worker_exited"), *frozen_at_5_s())
+    history = with_events(without(good(), "finished", "worker_exited"), *survived())
     late = event(90.0, "worker_exited", "agent", worker=B, because="found itself fenced")
     assert verdict("I13", with_events(history, event(6.0, "expelled", worker=B), late)).answer is Truth.TRUE
 
