@@ -262,7 +262,7 @@ def _both_runs(asked: Campaign, earlier: Path | None) -> Campaign:
     from chaos_tests.run import campaign, faulty_run
     from chaos_tests.support import processes
 
-    processes.exit_on_sigterm()
+    processes.exit_on_signals()
     if earlier is not None:
         quiet_s = campaign.adopt_quiet_run(asked, earlier)
     else:

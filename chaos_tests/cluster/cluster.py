@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +23,7 @@ from chaos_tests.support.processes import MARK, await_exits, kill_if_there, livi
 from elastic.errors import ElasticError
 from elastic.fleet.client import FleetClient
 from elastic.process import children
+from elastic.records import temp_dirs
 from elastic.security import certificate_authority
 from elastic.security.channels import ChannelFactory
 from elastic.security.keyring import of_role
@@ -40,6 +39,8 @@ VERB_S = 120.0
 CLOSE_S = 20.0
 """For the keepers of jobs to end what is below them, once their daemon is gone."""
 CLUSTER_POLL_S = 0.02
+OWN_PREFIX = "elastic-cluster-"
+"""Of the directory with etcd's data, which a later cluster removes if this process is killed."""
 
 
 class Cluster:
@@ -75,14 +76,14 @@ class Cluster:
         self._slots = slots
         self._environment = {**os.environ, CERTS_VARIABLE: "", **(environment or {}), MARK: self.mark}
         self._insecure = () if certs or isinstance(self.hosts, Loopback) else ("--insecure",)
-        self._data = Path(tempfile.mkdtemp(prefix="elastic-cluster-"))
+        self._own = temp_dirs.in_tmp(OWN_PREFIX)
         names = [f"r{number}" for number in range(replicas)]
         addresses = [f"{self.hosts.add(name)}:{REPLICA_PORT}" for name in names]
         self.client = FleetClient(addresses, channels=self._channels())
         try:
             self.etcd = self._etcd_of(etcd)
         except BaseException:
-            shutil.rmtree(self._data, ignore_errors=True)
+            self._own.remove()
             raise
         try:
             self.etcd.wait_healthy()
@@ -110,7 +111,7 @@ class Cluster:
             kill_if_there(pid)
         await_exits(left, CLOSE_S)
         self.etcd.close()
-        shutil.rmtree(self._data, ignore_errors=True)
+        self._own.remove()
 
     # ------------------------------------------------------------------------------------------------- processes
 
@@ -156,10 +157,10 @@ class Cluster:
     def _etcd_of(self, size: int) -> EtcdMembers:
         binary = sturdy_binary() or find_binary()
         if self._papers is None:
-            return EtcdMembers(binary, self._data, size, self.hosts)
+            return EtcdMembers(binary, self._own.path, size, self.hosts)
         addresses = [self.hosts.add(f"etcd{number}") for number in range(size)]
         flags, tls = self._papers.of_etcd(addresses)
-        return EtcdMembers(binary, self._data, size, self.hosts, scheme="https", flags=flags, tls=tls)
+        return EtcdMembers(binary, self._own.path, size, self.hosts, scheme="https", flags=flags, tls=tls)
 
     def _channels(self) -> ChannelFactory:
         if self._papers is None:

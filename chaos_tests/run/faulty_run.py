@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,8 +22,11 @@ from chaos_tests.run.script_audit import ScriptAudit
 from chaos_tests.scenario.faults import Ground
 from chaos_tests.support import processes, resources
 from elastic.platforms.local.job_run import NODE
+from elastic.records import temp_dirs
 from elastic.records.files import read_job
 
+OWN_PREFIX = "chaos-"
+"""Of the directory with all temporary files of a run, which a later run removes if this process is killed."""
 STALL_CHECK_S = 1.0
 STALLED_S = 90.0
 """A run with faults in which no step was applied for so long is stopped; the checkers say what that means."""
@@ -36,15 +38,18 @@ def faulty_run(campaign: Campaign, quiet_s: float, environment: Mapping[str, str
     environment: of this run only. Raises JobFailed if the job has left nothing to judge, not even a directory.
     """
     campaign = planned(campaign, quiet_s)
-    with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
+    directory = temp_dirs.in_tmp(OWN_PREFIX)
+    try:
         # etcd's socket lies below, and the path of a socket is short.
-        temporary = Path(directory) / "t"
+        temporary = directory.path / "t"
         temporary.mkdir()
         # torch keeps a cache among the temporary files for the next process, on purpose.
-        own = {"TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": str(Path(directory) / "torch")}
-        orders = FailpointOrders(Path(directory) / "failpoints")
+        own = {"TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": str(directory.path / "torch")}
+        orders = FailpointOrders(directory.path / "failpoints")
         own |= orders.environment((environment or os.environ).get("PYTHONPATH", ""))
         _Faulty(campaign, quiet_s, temporary, orders, {**(environment or {}), **own}).run()
+    finally:
+        directory.remove()
     return campaign
 
 

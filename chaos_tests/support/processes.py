@@ -134,9 +134,12 @@ class Command:
         return self.output_path.read_text(errors="replace")
 
 
-def exit_on_sigterm() -> None:
-    """Let SIGTERM end this process like an error, so that every `with` block cleans up. Main thread only."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+def exit_on_signals() -> None:
+    """Let SIGTERM, and SIGHUP of a terminal that is closed, end this process like an error, so that every `with` block
+    cleans up. Under nohup SIGHUP stays ignored. Main thread only."""
+    for one in (signal.SIGTERM, signal.SIGHUP):
+        if one is signal.SIGTERM or signal.getsignal(one) is not signal.SIG_IGN:
+            signal.signal(one, lambda number, frame: sys.exit(128 + number))
 
 
 def descendants(pid: int) -> list[int]:

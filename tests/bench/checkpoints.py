@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chaos_tests.support.processes import exit_on_sigterm
+from chaos_tests.support.processes import exit_on_signals
 from elastic.records.journal import read_all
 from tests.bench import contenders
 
@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=int, default=8)
     parser.add_argument("--block", type=int, default=32, help="steps with a checkpoint, and steps without")
     options = parser.parse_args()
-    exit_on_sigterm()
+    exit_on_signals()
     with tempfile.TemporaryDirectory(prefix="elastic-checkpoints-", dir=os.environ.get("BENCH_DIR")) as home:
         found = measure(Path(home) / "job", options.megabytes, options.checkpoints, options.block, print)
     print(f"{options.megabytes} MB over {WORKERS} workers, step {1000 * found.step_s:.0f} ms")

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from chaos_tests.support.processes import exit_on_sigterm
+from chaos_tests.support.processes import exit_on_signals
 from elastic.checkpoints.policy import SNAPSHOT_LEAST_S
 from tests.bench.checkpoints import Figures, run_blocks
 
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--snapshots", type=int, default=12)
     parser.add_argument("--block", type=int, default=12, help="steps with a snapshot, and steps without")
     options = parser.parse_args()
-    exit_on_sigterm()
+    exit_on_signals()
     with tempfile.TemporaryDirectory(prefix="elastic-hostmem-") as home:
         found = measure(Path(home) / "job", options.megabytes, options.snapshots, options.block, print)
     extra_s = statistics.median(found.extra_s)

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from chaos_tests.cluster import Network, Roughness
-from chaos_tests.support.processes import exit_on_sigterm, kill_if_there
+from chaos_tests.support.processes import exit_on_signals, kill_if_there
 from tests.bench import contenders, launchers, outer_work, report, stamps
 from tests.bench.launchers import NODES, OURS, TORCHFT, Launcher
 from tests.bench.node_deaths import Driver
@@ -397,7 +397,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     if not options.small:
         report.around_section(report.DOCUMENT, BENCH.markers)
-    exit_on_sigterm()
+    exit_on_signals()
     plan = Plan(options.minutes * 60, options.faults, options.quiet_minutes * 60, options.seeds)
     records = Records.read(options.json) if options.further else Records({}, "", [])
     command = f"python -m tests.bench.outer --minutes {options.minutes:g} --faults {options.faults}"

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from chaos_tests.support.processes import exit_on_sigterm
+from chaos_tests.support.processes import exit_on_signals
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "performance.md"
@@ -121,7 +121,7 @@ class Bench:
         Raises ValueError if its markers are not there."""
         if writes:
             around_section(DOCUMENT, self.markers)
-        exit_on_sigterm()
+        exit_on_signals()
         self._begun_s = self._begun_s or time.monotonic()
         with tempfile.TemporaryDirectory(prefix="elastic-bench-", ignore_cleanup_errors=True) as directory:
             yield Path(directory)

@@ -28,7 +28,7 @@ from typing import TypeAlias
 
 from chaos_tests.run.request import trace_path
 from chaos_tests.scenario.traces import Absence, absences, divided, read_trace
-from chaos_tests.support.processes import exit_on_sigterm
+from chaos_tests.support.processes import exit_on_signals
 from tests.bench import contenders, launchers, legs, report, work
 from tests.bench.launchers import JOIN_MS, MORTAL, OURS, SILENT_MS, TORCHFT, TORCHRUN, Launcher
 from tests.bench.node_deaths import Driver
@@ -299,7 +299,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     if not options.small:
         report.around_section(report.DOCUMENT, BENCH.markers)
-    exit_on_sigterm()
+    exit_on_signals()
     seconds = options.minutes * 60
     traces = {name: planned(name, options.speed, seconds) for name in options.traces.split(",")}
     records = Records({}, options.minutes, options.speed, [], [])

@@ -97,7 +97,7 @@ def main() -> int:
         "--busy-s", type=float, default=45.0, help="of an evaluation, and of a once (default %(default)g)"
     )
     options = parser.parse_args()
-    processes.exit_on_sigterm()
+    processes.exit_on_signals()
     home = Path(tempfile.mkdtemp(prefix="busy-"))
     try:
         outcome = saturate(home, options.seconds, options.busy_s)

@@ -82,7 +82,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.rounds <= WARM_UP_ROUNDS:
         parser.error(f"--rounds must be above {WARM_UP_ROUNDS}, the rounds before the first measurement")
-    processes.exit_on_sigterm()
+    processes.exit_on_signals()
     home = Path(tempfile.mkdtemp(prefix="soak-"))
     try:
         outcome = soak(home, options.rounds, options.seed)

@@ -81,7 +81,7 @@ def test_a_missed_target_is_a_failure_unless_it_was_only_to_measure(
     empty = "\n".join(module.BENCH.markers)
     page.write_text(empty)
     monkeypatch.setattr(report, "DOCUMENT", page)
-    monkeypatch.setattr(report, "exit_on_sigterm", lambda: None)
+    monkeypatch.setattr(report, "exit_on_signals", lambda: None)
     monkeypatch.setattr(module, "measure", lambda *_: found)
     assert module.main([*words, "--json", str(figures)]) == code
     assert capsys.readouterr().out.splitlines()[-1] == module.summary(found)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -171,7 +174,10 @@ def test_a_run_with_faults_that_never_comes_to_its_first_step_is_judged(
     (tmp_path / "quiet").mkdir()
     (tmp_path / "quiet" / "job.json").write_text(json.dumps({"name": "job", "command": ["x"], "workers": 2}))
     planned = (Planned(1, 0.0, "kill"),)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / f"chaos-{0:016x}").mkdir()
     asked = faulty_run.faulty_run(Campaign(tmp_path, ("train.py",), 2, "kill", 1, 5.0, planned), 5.0)
+    assert not list(tmp_path.glob("chaos-*")), "nor what a run that was killed has left"
     told = {finding.invariant.number: finding.verdict for finding in publish.report(asked)}
     assert told["I12"].answer is Truth.FALSE and "every copy is lost" in told["I12"].because
     assert told["I16"].because == "no fault was injected: 1 skipped, the first because the run is over"
@@ -214,6 +220,43 @@ class NoEtcd:
 
     def close(self) -> None:
         pass
+
+
+def test_what_a_killed_cluster_has_left_is_removed_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(Cluster, "_etcd_of", lambda *_: NoEtcd())
+    monkeypatch.setattr(Cluster, "await_nodes", lambda *_: None)
+    abandoned = tmp_path / f"elastic-cluster-{0:016x}"
+    abandoned.mkdir()
+    with Cluster(tmp_path, replicas=0) as one, Cluster(tmp_path, replicas=0):
+        assert not abandoned.exists() and one._own.path.is_dir()
+    assert not list(tmp_path.glob("elastic-cluster-*"))
+
+
+ENDS = """
+import signal
+from chaos_tests.support.processes import exit_on_signals
+exit_on_signals()
+try:
+    print("up", flush=True)
+    while True: signal.pause()
+finally:
+    print("in order")
+"""
+
+
+@pytest.mark.parametrize("ignored", [False, True], ids=["", "nohup"])
+def test_a_closed_terminal_ends_a_run_in_order_unless_it_is_to_outlive_that(ignored: bool) -> None:
+    words = ["nohup"] if ignored else []
+    with subprocess.Popen([*words, sys.executable, "-c", ENDS], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None and run.stdout.readline() == "up\n"
+        run.send_signal(signal.SIGHUP)
+        if ignored:
+            run.send_signal(signal.SIGTERM)
+        assert run.stdout.read() == "in order\n"
+    assert run.returncode == 128 + (signal.SIGTERM if ignored else signal.SIGHUP)
 
 
 def test_a_cluster_that_is_closed_has_ended_what_its_daemons_had_started(
