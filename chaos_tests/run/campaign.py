@@ -14,7 +14,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -144,7 +144,7 @@ def specification(campaign: Campaign) -> JobSpec:
     that there are some when all workers are lost."""
     if campaign.job:
         return _of_file(campaign)
-    name, command = script_command(campaign.command, module=False)
+    name, command = script_of(campaign.command)
     return JobSpec(
         name=default_name(name),
         command=command,
@@ -157,6 +157,12 @@ def specification(campaign: Campaign) -> JobSpec:
         snapshot_every=SNAPSHOT_EVERY,
         directory=campaign.directory,
     )
+
+
+def script_of(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """Its name, and the command of a worker. Raises ConfigError if there is no such script or module."""
+    module = words[0] == "-m"
+    return script_command(words[1:] if module else words, module=module, verb="chaos run")
 
 
 def _of_file(campaign: Campaign) -> JobSpec:

@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from chaos_tests.cluster import why_not
-from chaos_tests.run.campaign import RESTARTS, Campaign, ground
+from chaos_tests.run.campaign import RESTARTS, Campaign, ground, script_of
 from chaos_tests.scenario.faults import Ground
 from chaos_tests.scenario.scenario import Scenario, scenario_from_toml
 from chaos_tests.scenario.schedule import Planned, plan_of_trace, preset_of
@@ -70,6 +70,8 @@ def campaign_of(scenario: Scenario, words: Sequence[str], home: Path) -> Campaig
         workers, command, job = spec.workers, spec.command, codec.to_json(spec).decode()
     seed = scenario.seed if scenario.seed is not None else secrets.randbelow(1_000_000)
     preset, plan = _faults(scenario, workers)
+    if not job:
+        script_of(command)
     return Campaign(
         home,
         command,

@@ -285,7 +285,11 @@ def test_a_story_has_the_lives_the_faults_and_the_rates() -> None:
         (["run", "--duration", "soon", "--", "x.py"], "write 90"),
     ],
 )
-def test_bad_input_says_what_to_change(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_says_what_to_change(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.py").touch()
     try:
         code = main(["chaos", *words])
     except SystemExit as exit_:
@@ -328,6 +332,8 @@ def test_what_this_machine_cannot_do_is_skipped_with_the_reason_and_nothing_is_b
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request, "why_not", lambda: "no network here")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.py").touch()
     home = tmp_path / "home"
     assert main(["chaos", "run", *words, "--json", "--job-dir", str(home), "--", "x.py"]) == chaos.SKIPPED
     told = capsys.readouterr()

@@ -51,6 +51,12 @@ suspect_s = 0.9
 """
 
 
+@pytest.fixture(autouse=True)
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+
+
 def asked(*words: str) -> Campaign:
     scenario, script = request.scenario_of(parser().parse_args(["chaos", "run", *words]))
     return request.campaign_of(scenario, script, Path("/home"))
@@ -69,6 +75,18 @@ def test_nothing_is_compared_with_a_run_that_did_not_end_well(
     words = ["chaos", "run", "--quiet-run", str(tmp_path), "--job-dir", str(tmp_path / "new"), "--", "train.py"]
     assert main(words) == ExitCode.BAD_INPUT and "nothing can be compared" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(["trian.py"], "the script trian.py does not exist"), (["-m", "trian"], "no module trian")]
+)
+def test_a_script_that_does_not_exist_is_bad_input_before_anything_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert main(["chaos", "run", "--job-dir", str(tmp_path / "new"), "--", *words]) == ExitCode.BAD_INPUT
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "new").exists()
+    assert asked("--", "-m", "json.tool").command == ("-m", "json.tool")
 
 
 def test_the_faults_of_a_scenario_come_by_their_times() -> None:
