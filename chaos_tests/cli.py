@@ -88,7 +88,7 @@ def add(verbs: Any) -> None:
         description="Judge a chaos run from its files and write report.html, report.json and junit.xml anew.",
     )
     report.add_argument("dir", type=Path, metavar="DIR", help="the --job-dir of `elastic chaos run`")
-    _add_allow(report)
+    _add_allow(report, " (default: those of the run)")
     report.set_defaults(verb=_report)
 
 
@@ -191,12 +191,11 @@ def _add_trace(actions: Any) -> None:
     trace.set_defaults(verb=_trace)
 
 
-def _add_allow(parser: Any) -> None:
+def _add_allow(parser: Any, more: str = "") -> None:
     parser.add_argument(
         "--allow-unknown",
-        default="",
         metavar="I14",
-        help="invariants that may stay undecided, for example I14 in a run that ends before its first checkpoint",
+        help=f"invariants that may stay undecided, such as I14 in a run that ends before its first checkpoint{more}",
     )
 
 
@@ -243,14 +242,14 @@ def _run(options: argparse.Namespace) -> int:
         print(f"chaos: SKIPPED preset={asked.preset}: {why}", file=sys.stderr)
         return SKIPPED
     home = _home(options.job_dir, words[0] if words else Path(scenario.job).name)
-    asked = replace(asked, home=home)
+    asked = replace(asked, home=home, allowed=allowed)
     with _told_on_stderr(options.json):
         print(f"chaos: preset {asked.preset}, seed {asked.seed}, in {home}", flush=True)
-        findings = _judge(_both_runs(asked, options.quiet_run and options.quiet_run.absolute()), allowed)
+        findings = _judge(_both_runs(asked, options.quiet_run and options.quiet_run.absolute()))
     if options.json:
         document = json.loads((home / "report.json").read_bytes())
         print(json.dumps({**document, "report": str(home / "report.html")}))
-    return ExitCode.DONE if passed(findings, allowed) else NOT_TRUE
+    return ExitCode.DONE if passed(findings, frozenset(allowed)) else NOT_TRUE
 
 
 def _told_on_stderr(really: bool) -> AbstractContextManager[object]:
@@ -284,7 +283,7 @@ def _replay(options: argparse.Namespace) -> int:
     asked = campaign.from_document(home, before["asked"])
     with _told_on_stderr(options.json):
         print(f"chaos: again preset {asked.preset}, seed {asked.seed}, in {home}", flush=True)
-        _judge(_both_runs(asked, beside if (beside / "quiet" / "result.json").exists() else None), frozenset())
+        _judge(_both_runs(asked, beside if (beside / "quiet" / "result.json").exists() else None))
         differ = list(campaign.differences(before, campaign.read_report(home)))
         print(f"replay: {'the same' if not differ else 'DIFFERENT'}")
         for sentence in differ:
@@ -298,23 +297,24 @@ def _report(options: argparse.Namespace) -> int:
     from chaos_tests.report.documents import passed
     from chaos_tests.run import campaign
 
-    allowed = _allowed(options)
-    findings = _judge(campaign.read_campaign(options.dir.absolute()), allowed)
-    return ExitCode.DONE if passed(findings, allowed) else NOT_TRUE
+    asked = campaign.read_campaign(options.dir.absolute())
+    if options.allow_unknown is not None:
+        asked = replace(asked, allowed=_allowed(options))
+    return ExitCode.DONE if passed(_judge(asked), frozenset(asked.allowed)) else NOT_TRUE
 
 
-def _judge(asked: Campaign, allowed: frozenset[str]) -> Sequence[Judgement]:
+def _judge(asked: Campaign) -> Sequence[Judgement]:
     from chaos_tests.report.documents import headline
     from chaos_tests.run import publish
 
-    findings = publish.report(asked, allowed)
+    findings = publish.report(asked)
     print()
     for finding in findings:
         verdict = finding.verdict
         print(f"{finding.invariant.number:>4} {verdict.answer:<15}{finding.invariant.name}: {verdict.because}")
         for place in verdict.at:
             print(f"{'':20}{place}")
-    print(f"\nchaos: {headline(findings, allowed)} preset={asked.preset} seed={asked.seed}")
+    print(f"\nchaos: {headline(findings, frozenset(asked.allowed))} preset={asked.preset} seed={asked.seed}")
     print(f"report: {asked.home / 'report.html'}", flush=True)
     return findings
 
@@ -335,13 +335,13 @@ def _list(options: argparse.Namespace) -> int:
     return ExitCode.DONE
 
 
-def _allowed(options: argparse.Namespace) -> frozenset[str]:
+def _allowed(options: argparse.Namespace) -> tuple[str, ...]:
     from chaos_tests.checkers import INVARIANTS, ROUNDS_INVARIANTS
 
-    named = frozenset(filter(None, options.allow_unknown.split(",")))
+    named = frozenset(filter(None, (options.allow_unknown or "").split(",")))
     if strange := named - {invariant.number for invariant in (*INVARIANTS, *ROUNDS_INVARIANTS)}:
         raise ConfigError(f"--allow-unknown: there is no invariant {', '.join(sorted(strange))}")
-    return named
+    return tuple(sorted(named))
 
 
 def _home(chosen: Path | None, script: str) -> Path:

@@ -69,6 +69,8 @@ class Campaign:
     """Whether the script is one for torchrun that runs in rounds; `job` says it otherwise."""
     slots: int = 0
     """Workers of each node; 0: faults decide whether there are several nodes, and each has one worker."""
+    allowed: tuple[str, ...] = ()
+    """Invariants that may stay undecided."""
 
     @property
     def hangs(self) -> bool:
@@ -189,7 +191,8 @@ def read_campaign(home: Path) -> Campaign:
 def from_document(home: Path, fields: Mapping[str, Any]) -> Campaign:
     """As chaos.json or a report has it. Raises TypeError, ValueError or KeyError if it is none."""
     plan = tuple(Planned(**planned) for planned in fields["plan"])
-    return Campaign(**{**fields, "home": home, "plan": plan, "command": tuple(map(str, fields["command"]))})
+    command, allowed = (tuple(map(str, fields.get(name, ()))) for name in ("command", "allowed"))
+    return Campaign(**{**fields, "home": home, "plan": plan, "command": command, "allowed": allowed})
 
 
 def planned(campaign: Campaign, quiet_s: float) -> Campaign:

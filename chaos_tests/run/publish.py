@@ -17,11 +17,9 @@ from elastic.records.files import write_atomically
 from elastic.records.journal import read_all, recoveries
 
 
-def report(campaign: Campaign, may_be_unknown: frozenset[str] = frozenset()) -> tuple[Judgement, ...]:
-    """What every checker says. may_be_unknown: invariants that may stay unknown in a run that passes.
-
-    Raises ConfigError if a run has left nothing to judge.
-    """
+def report(campaign: Campaign) -> tuple[Judgement, ...]:
+    """What every checker says. Raises ConfigError if a run has left nothing to judge."""
+    may_be_unknown = frozenset(campaign.allowed)
     history = read_history(campaign.home / "faulty", campaign.home / "quiet")
     if not history.faulty.events:
         raise ConfigError(f"{campaign.home / 'faulty'} holds no journal; the run did not begin")

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from chaos_tests.checkers import judge
+from chaos_tests import cli
+from chaos_tests.checkers import Judgement, judge
 from chaos_tests.report import documents
-from chaos_tests.run import request
+from chaos_tests.run import publish, request
 from chaos_tests.run.campaign import (
     Campaign,
     differences,
     from_document,
     ground,
+    planned,
     quiet_run_in,
     read_report,
     specification,
@@ -28,7 +30,7 @@ from chaos_tests.scenario.schedule import Planned
 from chaos_tests.support.json_lines import Journals, Tail
 from elastic.cli import main, parser
 from elastic.errors import ConfigError, ExitCode
-from tests.unit.histories import event, good, with_events, with_result, with_step
+from tests.unit.histories import event, good, with_events, with_result, with_step, without
 
 FAULTS = """\
 seed = 5
@@ -219,6 +221,27 @@ def test_a_report_says_how_to_run_it_again(tmp_path: Path) -> None:
     again = from_document(tmp_path / "again", report["asked"])
     assert again == Campaign(tmp_path / "again", ("t.py",), 3, "kill", 7, None, (Planned(1, 1.0, "kill"),))
     assert from_document(again.home, report["asked"]) == again
+
+
+def test_what_may_stay_undecided_is_allowed_in_reports_and_replays_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undecided = without(good(), "checkpoint_read", "pointer_moved")
+
+    def report(campaign: Campaign) -> tuple[Judgement, ...]:
+        document = documents.document({**asdict(campaign), "home": ""}, undecided, judge(undecided), [])
+        (campaign.home / "report.json").write_text(json.dumps(document))
+        return judge(undecided)
+
+    monkeypatch.setattr(publish, "report", report)
+    monkeypatch.setattr(cli, "_both_runs", lambda asked, earlier: asked)
+    run = planned(Campaign(tmp_path, ("t.py",), 3, "kill", 7, 5.0, allowed=("I14",)), 5.0)
+    assert main(["chaos", "report", str(tmp_path)]) == ExitCode.DONE
+    assert main(["chaos", "report", str(tmp_path), "--allow-unknown", ""]) == cli.NOT_TRUE
+    report(run)
+    capsys.readouterr()
+    assert main(["chaos", "replay", str(tmp_path), "--job-dir", str(tmp_path / "again")]) == ExitCode.DONE
+    assert "PASSED (unknown, as allowed: I14)" in capsys.readouterr().out
 
 
 def test_the_same_outcome_is_told_from_another(tmp_path: Path) -> None:
