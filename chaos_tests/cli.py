@@ -62,6 +62,16 @@ exit codes:
   4 skipped: this machine cannot do what was asked for
 """
 
+REPORT_EXAMPLES = """\
+examples:
+  elastic chaos report chaos-2
+  elastic chaos report chaos-2 --allow-unknown I14
+
+exit codes:
+  0 every invariant that applies is true    1 one is not
+  2 bad input
+"""
+
 
 def add(verbs: Any) -> None:
     """The command and its verbs, below the parser of `elastic`."""
@@ -86,6 +96,7 @@ def add(verbs: Any) -> None:
         "report",
         help="judge a run again and write its report anew",
         description="Judge a chaos run from its files and write report.html, report.json and junit.xml anew.",
+        epilog=REPORT_EXAMPLES,
     )
     report.add_argument("dir", type=Path, metavar="DIR", help="the --job-dir of `elastic chaos run`")
     _add_allow(report, " (default: those of the run)")

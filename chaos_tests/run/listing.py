@@ -47,21 +47,22 @@ def text() -> str:
 
 
 def _lines(told: dict[str, Any]) -> Iterator[str]:
+    width = 1 + max(len(one["name"]) for one in (*told["presets"], *told["faults"]))
     yield "presets, with the mean time between two faults"
     for preset in told["presets"]:
-        yield f"  {preset['name']:<20}{preset['gap_s']:2.0f} s  {preset['about']}"
-        yield from _cannot(preset)
+        yield f"  {preset['name']:<{width}}{preset['gap_s']:2.0f} s  {preset['about']}"
+        yield from _cannot(preset, width)
     for where in Ground:
         yield f"\nfaults of {'any job' if where is Ground.ANY else f'a job of {where}'}"
         for fault in (one for one in told["faults"] if one["ground"] == where):
-            yield f"  {fault['name']:<20}{fault['about']}"
+            yield f"  {fault['name']:<{width}}{fault['about']}"
             if fault["places"]:
-                yield f"  {'':<20}places: {', '.join(fault['places'])}"
-            yield from _cannot(fault)
+                yield f"  {'':<{width}}places: {', '.join(fault['places'])}"
+            yield from _cannot(fault, width)
     yield "\ntraces"
     yield from (f"  {name}" for name in told["traces"])
 
 
-def _cannot(one: dict[str, Any]) -> Iterator[str]:
+def _cannot(one: dict[str, Any], width: int) -> Iterator[str]:
     if one["cannot"]:
-        yield f"  {'':<20}not here: {one['cannot']}"
+        yield f"  {'':<{width}}not here: {one['cannot']}"

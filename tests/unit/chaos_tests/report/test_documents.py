@@ -327,6 +327,18 @@ def test_the_list_as_json_says_what_this_machine_cannot_do(
     assert (faults["kill"]["ground"], faults["reclaim"]["ground"]) == (Ground.ANY, Ground.MACHINE)
 
 
+def test_a_list_for_people_has_each_name_apart_from_its_text() -> None:
+    told = listing.text().splitlines()
+    assert all(any(line.startswith(f"  {name} ") for line in told) for name in (*PRESETS, *CATALOGUE))
+
+
+@pytest.mark.parametrize("action", ["run", "replay", "report"])
+def test_what_ends_with_an_exit_code_of_its_own_says_so(action: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["chaos", action, "--help"])
+    assert "exit codes:\n  0 every invariant" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("words", [["--preset", "partition"], ["--preset", "kill,cut-pair"]])
 def test_what_this_machine_cannot_do_is_skipped_with_the_reason_and_nothing_is_begun(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
