@@ -81,6 +81,8 @@ class Copy:
     """job.state without tensors, when the step was handed out."""
     early: dict[str, Json]
     """Key -> reply of each call between the hand-out of the step and the pass."""
+    stop: str | None = None
+    """As in JoinMeta."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,8 @@ class JoinMeta:
     """Calls between the hand-out of a step and its first pass: key -> [the last such step, the reply]."""
     values: dict[str, Json] = field(default_factory=dict)
     """job.state when the epoch was handed out, also values with small tensors; `state` is that of the step."""
+    stop: str | None = None
+    """Why all workers leave after the reduction that comes next, as in ControlScalars.stopping."""
 
     def early_in(self, step: int) -> dict[str, Json]:
         """Key -> reply of the early calls in this step."""
@@ -170,6 +174,8 @@ class ScriptLoop:
 
     def __init__(self, *, newcomer: bool = False) -> None:
         self.at = LoopState(standing=Standing.NEWCOMER if newcomer else Standing.MEMBER)
+        self.stop: str | None = None
+        """Of the state that this newcomer has copied last, as in JoinMeta."""
 
     def post(self, event: ScriptEvent) -> Move:
         """What follows from what has happened. Raises JoinMissed if this newcomer cannot become a member any more."""

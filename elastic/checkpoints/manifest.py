@@ -55,6 +55,8 @@ class Moment:
     """What they were rounded to, as in --compression."""
     outer: str = "none"
     """How replicas average, as in --outer; "none": by the script, or not at all."""
+    stop: str | None = None
+    """Why all workers leave after the step that comes next: a stop() that no reduction had carried yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +124,8 @@ class Manifest:
         texts = (self.job, self.job_id, self.series, self.taken)
         tables = (self.header, moment.once, moment.shared, *([] if moment.data is None else [moment.data]))
         printable = all(isinstance(text, str) and text.isprintable() for text in texts)
-        if not printable or not is_series(self.series) or not all(isinstance(table, dict) for table in tables):
+        stop = moment.stop is None or isinstance(moment.stop, str)
+        if not (printable and stop and is_series(self.series) and all(isinstance(table, dict) for table in tables)):
             raise CheckpointCorrupt("its manifest is damaged: a field is of another type")
         check_values(moment.values)
         _check_files(self.files, "its manifest")

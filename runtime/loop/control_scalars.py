@@ -42,11 +42,15 @@ class ControlScalars:
         """Ask all workers to leave: the next reduction in which this worker has a part carries it."""
         self._stopping = self._stopping or because
 
+    @property
+    def stopping(self) -> str | None:
+        """Why all workers leave, perhaps only after the next reduction; None: nobody here has asked for that."""
+        return self._stopping if self.stopped is None else self.stopped
+
     def travel(self, scalars: Scalars) -> Scalars:
         """The scalars of a leaf, with the control scalars added."""
         riding = [name for name, wisher in self._wishers.items() if wisher.wishing]
-        because = self.stopped or self._stopping  # again, for newcomers that copy the state only now
-        if because is not None:
+        if (because := self.stopping) is not None:  # again, for newcomers that copy the state only now
             riding.append(_STOP + because)
         return {**scalars, **{name: ("sum", 1.0, 0.0) for name in riding}} if riding else scalars
 

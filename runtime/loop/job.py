@@ -290,7 +290,7 @@ class Job(Collectives):
 
     def stop(self, because: str) -> None:
         """End the training: the next reduction carries the wish; all workers leave both loops after the same step."""
-        self._training.riders.stop(str(because))
+        self._training.stop(str(because))
 
     # Hooks and sinks
 

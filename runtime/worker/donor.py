@@ -278,7 +278,8 @@ class CopyServer:
         assert op is not None
         told = meta is not None and meta.step == op.step
         values, early = (meta.state, meta.early_in(op.step)) if meta is not None and told else ({}, {})
-        return {"about": op_json(op), "values": values, "early": early}
+        stop = meta.stop if meta is not None and told else None
+        return {"about": op_json(op), "values": values, "early": early, "stop": stop}
 
     def _may_copy(self, newcomer: str) -> bool:
         """Whether a copy would count for this newcomer now. Only the donor's header waits for copies."""

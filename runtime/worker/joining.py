@@ -283,6 +283,7 @@ class JoinProtocol:
         blobs = self._gathered(number, copy.header).run(connection, self._helpers(p, of))
         self._gathering = None
         self._number, self._op, self._behind = number, copy.op, 0
+        self._script.stop = copy.stop
         self._journal.write("state_copied", generation=p.entered, op=number, held=self._follows)
         return replace(copy, blobs=blobs)
 

@@ -183,7 +183,9 @@ class World:
         donor.state_given = True
         header, blobs = donor.carrier.capture()
         early = donor.published.early_in(op.step)
-        newcomer.copy = Copy(op, header, [blob.clone() for blob in blobs], donor.published.state, early)
+        told = donor.published
+        newcomer.copy = Copy(op, header, [blob.clone() for blob in blobs], told.state, early, told.stop)
+        newcomer.script.stop = told.stop
         newcomer.copied, newcomer.number = op, self.number
         if newcomer.bound_to in (None, op.step) or not (newcomer.script.at.bound or early):
             newcomer.carrier.load(header, newcomer.copy.blobs)

@@ -57,8 +57,9 @@ class Newcomer:
         self._replies.shared = {**moment.shared, **self._replies.shared}
         return LoopEntered(moment.epoch, moment.step, moment.epoch_start, resumed=True)
 
-    def publish(self, data: dict[str, Json] | None) -> None:
-        """A step is handed out: newcomers are told this. data: how the samples of its epoch are planned."""
+    def publish(self, data: dict[str, Json] | None, stop: str | None) -> None:
+        """A step is handed out: newcomers are told this. data: how the samples of its epoch are planned. stop: as in
+        JoinMeta."""
         at, replies = self._at, self._replies
         self._meta = JoinMeta(
             at.shared_epoch,
@@ -70,8 +71,15 @@ class Newcomer:
             data,
             dict(replies.early),
             self.epoch_values,
+            stop,
         )
         self._session.publish(self._meta)
+
+    def stopping(self, because: str) -> None:
+        """The script has called stop(). A newcomer that copies the state may be the only one left to say it."""
+        if self._meta is not None:
+            self._meta = replace(self._meta, stop=because)
+            self._session.publish(self._meta)
 
     # job.state of another moment
 

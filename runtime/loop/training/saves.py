@@ -9,6 +9,7 @@ from elastic.checkpoints.naming import EntryName
 from runtime.allreduce.reduction.partial_sum import Json
 from runtime.data.random_state import randomness_kept
 from runtime.loop.call_replies import CallReplies
+from runtime.loop.control_scalars import ControlScalars
 from runtime.loop.hooks.world_hooks import WorldHooks
 from runtime.loop.training.agreement import Agreement
 from runtime.loop.training.newcomer import Newcomer
@@ -24,6 +25,7 @@ class Saves:
         self,
         session: Session,
         agreement: Agreement,
+        riders: ControlScalars,
         replies: CallReplies,
         newcomer: Newcomer,
         checkpoints: Taking,
@@ -32,6 +34,7 @@ class Saves:
     ) -> None:
         self._session = session
         self._agreement = agreement
+        self._riders = riders
         self._replies = replies
         self._newcomer = newcomer
         self._checkpoints = checkpoints
@@ -79,6 +82,7 @@ class Saves:
             reduction=str(self._session.reduction),
             compression=str(self._session.compression),
             outer=str(self._session.outer or "none"),
+            stop=self._riders.stopping,
         )
 
     def plan(self) -> Json:

@@ -81,7 +81,14 @@ class Training:
             session, self.registered, self.agreement, self.riders, self.replies, self.newcomer, self.checkpoints
         )
         self.saves = Saves(
-            session, self.agreement, self.replies, self.newcomer, self.checkpoints, self.snapshots, self.changes
+            session,
+            self.agreement,
+            self.riders,
+            self.replies,
+            self.newcomer,
+            self.checkpoints,
+            self.snapshots,
+            self.changes,
         )
         examination = Examination.from_environment(os.environ)
         self.examiner = Examiner(examination, self.carrier) if examination is not None else None
@@ -95,6 +102,11 @@ class Training:
         """What follows from what has happened. call: what the script has called. Raises UsageError for a mistake of the
         script, JoinMissed."""
         return post(self.session.script, event, call)
+
+    def stop(self, because: str) -> None:
+        """The script has called job.stop()."""
+        self.riders.stop(because)
+        self.newcomer.stopping(because)
 
     # The loop, and its epochs
 
@@ -126,6 +138,10 @@ class Training:
                 else:
                     self.carrier.load(manifest.header, blobs)
             self.calls.run(Op(OpKind.SYNC, 1), {}, empty_leaf)
+            if manifest is not None and manifest.moment.stop is not None:
+                self.riders.stop(
+                    manifest.moment.stop
+                )  # only now: one more step belongs to the run
         self.post(entered)
         self.leading.begin(self.at.step)
         seed_all(self.seed, "loop")
@@ -240,7 +256,7 @@ class Training:
         self.lead()
         if not self.at.joining and not again:
             self.saves.before_step(index, examined=self.examiner is not None and self.examiner.at == index)
-        self.newcomer.publish(self.agreement.data)
+        self.newcomer.publish(self.agreement.data, self.riders.stopping)
         seed_all(self.seed, index, "step")  # after the hooks: what they draw differs between workers
         self.registered.begin_step()
         self.newcomer.handed_out()
@@ -293,6 +309,8 @@ class Training:
     def joined(self, step: int, epoch: int, *, result: bool) -> None:
         """Go on in the pass of this step, whose state is here. result: its result is here, too."""
         self.scope.joined(step)
+        if (because := self.session.script.stop) is not None:
+            self.riders.stop(because)
         self.post(JoinOver(step, epoch, result))
 
     def end_pass(self, where: str, allow: frozenset[str]) -> None:

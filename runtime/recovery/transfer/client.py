@@ -165,6 +165,8 @@ def parse_meta(meta: Json) -> JoinMeta:
             raise ValueError(f"{numbers} are no places in a job")
         if not all(isinstance(table, dict) for table in tables):
             raise TypeError("a table is none")
+        if not isinstance(found.stop, str | None):
+            raise TypeError("why the job stops is no text")
         if not all(isinstance(said, list) and len(said) == 2 and type(said[0]) is int for said in found.early.values()):
             raise TypeError("what was called before a pass is malformed")
         return found
@@ -172,12 +174,15 @@ def parse_meta(meta: Json) -> JoinMeta:
 
 def parse_state(answer: dict[str, Json]) -> tuple[int, Copy]:
     """(number of the operation whose state is sent, the copy without its tensors). Raises CopyFailed."""
-    number, header, values, early = (answer.get(key) for key in ("op", "state", "values", "early"))
+    number, header, values, early, stop = (answer.get(key) for key in ("op", "state", "values", "early", "stop"))
     if type(number) is not int or not (
-        isinstance(header, dict) and isinstance(values, dict) and isinstance(early, dict)
+        isinstance(header, dict)
+        and isinstance(values, dict)
+        and isinstance(early, dict)
+        and isinstance(stop, str | None)
     ):
         raise CopyFailed("malformed answer about a state")
-    return number, Copy(parse_op(answer.get("about")), header, (), values, early)
+    return number, Copy(parse_op(answer.get("about")), header, (), values, early, stop)
 
 
 def parse_result(answer: dict[str, Json], blobs: Sequence[torch.Tensor]) -> Partial:

@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -126,6 +126,7 @@ def test_a_truncated_manifest_is_found(length: int) -> None:
         replace(MANIFEST, files=(replace(FILE, size=-1),)),
         replace(MANIFEST, files=(replace(FILE, sha256="x"),)),
         replace(MANIFEST, moment=replace(MANIFEST.moment, step=501)),
+        replace(MANIFEST, moment=replace(MANIFEST.moment, stop=cast(Any, 5))),
         replace(MANIFEST, entry="best"),
         replace(MANIFEST, generation=-1),
     ],
@@ -133,6 +134,12 @@ def test_a_truncated_manifest_is_found(length: int) -> None:
 def test_a_manifest_that_says_impossible_things_is_refused(wrong: Manifest) -> None:
     with pytest.raises(CheckpointCorrupt):
         Manifest.from_json(wrong.to_json())
+
+
+def test_a_manifest_of_an_earlier_version_says_of_no_stop() -> None:
+    body = json.loads(MANIFEST.to_json())
+    del body["sha256"], body["moment"]["stop"]
+    assert Manifest.from_json(json.dumps({"sha256": _digest(body), **body}).encode()) == MANIFEST
 
 
 def test_a_manifest_of_a_later_format_is_refused_by_name() -> None:

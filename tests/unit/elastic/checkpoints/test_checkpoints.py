@@ -254,6 +254,29 @@ def test_a_resumed_run_ends_in_the_same_bits(configure: Configure) -> None:
     ]
 
 
+def test_a_stop_that_was_on_its_way_ends_a_resumed_run_after_the_same_step(configure: Configure) -> None:
+    def script(job: Job) -> str:
+        setup = set_up(job)
+        for step in job.steps(shards=4, total=9):
+            for _ in step:
+                setup.model(torch.randn(4, 6)).square().mean().backward()
+            setup.optimizer.step()
+            setup.optimizer.zero_grad()
+            job._training.checkpoints.finish()
+            if step.index == 3:
+                job.stop("enough")
+        job.close()
+        return job.digest()
+
+    series = configure(every="1 step", keep="last 9")
+    quiet = script(make_job())
+    assert [entry.name.step for entry in series.all()] == [4, 3, 2, 1]
+    configure(resume=str(series.names()[-1]))
+    session = Recorded()
+    assert script(make_job(session)) == quiet
+    assert [record.step for record in session.records] == [4]
+
+
 def test_calls_before_the_steps_of_an_epoch_are_not_made_again(configure: Configure) -> None:
     def script(job: Job, calls: list[int]) -> str:
         def number_of(epoch: int) -> int:

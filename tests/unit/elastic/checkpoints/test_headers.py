@@ -349,6 +349,7 @@ ANSWER: Body = {
     "state": {},
     "values": {},
     "early": {},
+    "stop": "enough",
     "results": [{"about": op_json(OP), "fingerprint": {"a": "b"}, **RESULT[0]}],
 }
 

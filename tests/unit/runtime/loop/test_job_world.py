@@ -276,3 +276,26 @@ def test_a_stop_on_one_worker_takes_all_out_after_the_same_step() -> None:
     assert world.errors == {}
     assert len(set(world.digests.values())) == 1
     assert {len(session.records) for session in world.sessions.values()} == {4}
+
+
+def test_a_newcomer_carries_a_stop_that_the_member_it_copied_from_could_not_send() -> None:
+    """As where all who have called stop() die before the reduction that would have carried it."""
+
+    def stopping(session: FakeMember) -> str:
+        setup = set_up(make_job(session))
+        if session.worker_id == "w0":
+            setup.job._training.riders.travel = lambda scalars: scalars  # type: ignore[method-assign]
+        for step in setup.job.steps(setup.job.loader(dataset(), 16, shards=4), total=9):
+            if session.worker_id == "w0" and step.index == 3:
+                setup.job.stop("enough")
+            for x, _ in step:
+                setup.model(x).sum().backward()
+            setup.optimizer.zero_grad()
+        digest = setup.job.digest()
+        setup.job.close()
+        return digest
+
+    world = World(1)
+    world.run(stopping, newcomers=1, asked_at=1, admit_at=3)
+    assert world.errors == {} and world.joined_at == {"n0": 3}
+    assert {session.records[-1].step for session in world.sessions.values()} == {4}

@@ -47,7 +47,7 @@ from runtime.recovery.state.training_state import Carrier
 from runtime.recovery.transfer.client import CopyClient, parse_results
 from runtime.recovery.transfer.connection import CopyConnection
 from runtime.recovery.transfer.result_log import LoggedResult
-from runtime.session import Copy, Op, OpKind, ScriptLoop
+from runtime.session import Copy, JoinMeta, Op, OpKind, ScriptLoop
 from runtime.worker.donor import CopyServer
 from runtime.worker.joining import JoinProtocol
 from runtime.worker.leader_orders import LeaderOrders
@@ -575,6 +575,14 @@ def test_the_results_since_its_second_copy_are_there_for_a_newcomer_that_takes_i
     a.go_through(at_step(2), (0,), other(2))
     for step in (1, 2):
         assert joined_with(*joining(c, at_step(step), bound=True)) == (at_step(step), [float(step)] * 2)
+
+
+def test_a_copy_says_that_the_job_stops(make: Make) -> None:
+    a, c = make("a", 7.0), make("c")
+    for step, because in ((0, None), (1, "enough")):
+        a.donor.meta = JoinMeta(0, step, 0, {}, {}, stop=because)
+        go_astray(c, a) if step == 0 else copied_anew(c, a)
+        assert c.script.stop == because
 
 
 def cut_off_once(monkeypatch: pytest.MonkeyPatch) -> None:
