@@ -122,6 +122,17 @@ class Series:
             raise refused[0]
         return gone
 
+    def replace_with(self, newest: EntryName) -> list[EntryName]:
+        """Remove all other entries of jobs without an id, also those with more steps: such a job is one process, and
+        earlier ones of the same script are over. Newer entries of the process that has taken this one stay. Returns
+        the names of those removed. Raises OSError."""
+        newest = EntryName.of(str(newest))  # its token as those of the entries
+        older = [name for name in self.names() if name.token != newest.token or name < newest]
+        gone = [name for name in older if (found := self.look(name)).manifest is None or not found.manifest.job_id]
+        for name in gone:
+            self.remove(name)
+        return gone
+
     def keep_only(self, entry: str) -> None:
         """Remove all other entries, of any job."""
         for name in self.names():

@@ -139,9 +139,7 @@ class Training:
                     self.carrier.load(manifest.header, blobs)
             self.calls.run(Op(OpKind.SYNC, 1), {}, empty_leaf)
             if manifest is not None and manifest.moment.stop is not None:
-                self.riders.stop(
-                    manifest.moment.stop
-                )  # only now: one more step belongs to the run
+                self.riders.stop(manifest.moment.stop)  # only now: one more step belongs to the run
         self.post(entered)
         self.leading.begin(self.at.step)
         seed_all(self.seed, "loop")

@@ -403,9 +403,13 @@ class Saver:
     def _prune(self, granted: Prune) -> None:
         """Remove older entries. An entry that cannot be removed now is tried again after the next checkpoint."""
         series = Series(self._storage, granted.series)
-        keep, skipped = (self._keep, self._settings.skipped) if series.name == PERIODIC else (Keep(1), ())
+        periodic, job_id = series.name == PERIODIC, self._settings.job_id
+        keep, skipped = (self._keep, self._settings.skipped) if periodic else (Keep(1), ())
         try:
-            gone = series.prune(keep, self._settings.job_id, newest=granted.name, skipped=skipped)
+            if periodic or job_id:
+                gone = series.prune(keep, job_id, newest=granted.name, skipped=skipped)
+            else:
+                gone = series.replace_with(granted.name)
         except OSError as error:
             self._note("checkpoints_not_pruned", series=series.name, because=str(error))
             return

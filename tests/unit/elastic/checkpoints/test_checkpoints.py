@@ -232,6 +232,41 @@ def test_no_place_for_the_files_of_a_hook_costs_the_checkpoint_only(
         setup.job.close()
 
 
+def save_as_best(tag: int, *steps: int) -> None:
+    """A job of one process, as of `python train.py`, that saves itself behind these steps."""
+    setup = set_up(make_job())
+    setup.job.state.tag = tag
+    for step in setup.job.steps(shards=2, total=9):
+        for _ in step:
+            setup.model(torch.randn(4, 6)).square().mean().backward()
+        setup.optimizer.step()
+        setup.optimizer.zero_grad()
+        if step.index in steps:
+            setup.job.save("best")
+    setup.job.close()
+
+
+def test_a_save_of_a_single_process_replaces_that_of_an_earlier_run_with_more_steps(configure: Configure) -> None:
+    best = Series(configure(job_id="").storage, "best")
+    save_as_best(1, 8)
+    configure(job_id="feed")
+    save_as_best(2, 7)
+    configure(job_id="")
+    save_as_best(3, 1, 2)
+    found = [(entry.name.step, entry.manifest.header["state"]["tag"]) for entry in best.all() if entry.manifest]
+    assert found == [(7, 2), (2, 3)], "that of a job with an id is not its own"
+    assert [entry.name.step for entry in best.all("feed") if not entry.problem] == [7]
+
+
+def test_a_save_that_is_pruned_late_leaves_the_next_one_of_its_process(two: Series) -> None:
+    best = Series(two.storage, "best")
+    names = [EntryName(step, 0, 1, token) for step, token in ((1, "ab" * 8), (2, "ab" * 8), (3, "cd" * 8))]
+    for name in names:
+        put(best.storage, best.path(name, "part"), b"x")
+    assert best.replace_with(names[0]) == [EntryName.of(str(names[2]))]
+    assert list(map(str, best.names())) == list(map(str, names[:2]))
+
+
 # Periodic ones, and going on from them
 
 
