@@ -64,7 +64,7 @@ def settings_of(spec: JobSpec, job_dir: Path, memory: Path | None = None) -> Set
     """The settings for a new job's workers. Raises ConfigError for a directory that belongs to another job."""
     root = spec.checkpoint_dir or str(job_dir / "checkpoints")
     storage, identity = storage_at(root), job_id(job_dir)
-    if spec.checkpoint_every != "off":
+    if spec.checkpoint_every != "off" or spec.checkpoint_dir:  # else only job.save writes there, in the job's own
         own(storage, spec.name, identity)
     return Settings(
         root=storage.url,
@@ -84,8 +84,8 @@ def check_fresh(spec: JobSpec, job_dir: Path) -> None:
     if not spec.checkpoint_dir:
         return
     storage = storage_at(spec.checkpoint_dir)
-    if spec.checkpoint_every == "off" or Path(storage.url).resolve().is_relative_to(job_dir.resolve()):
-        return  # it is not used, or is moved with the old job
+    if Path(storage.url).resolve().is_relative_to(job_dir.resolve()):
+        return  # it is moved with the old job
     if owner := owner_of(storage):
         if owner.get("job_id") == job_id(job_dir):
             raise CheckpointDirTaken(
@@ -225,8 +225,8 @@ def _taken(storage: Storage, owner: dict[str, Any]) -> CheckpointDirTaken:
 def _unusable(storage: Storage, error: Exception) -> ConfigError:
     because = getattr(error, "strerror", None) or error
     return ConfigError(
-        f"the checkpoint directory {storage.url} cannot be used: {because}; give another --checkpoint-dir, or "
-        "--checkpoint-every off"
+        f"the checkpoint directory {storage.url} cannot be used: {because}; give another --checkpoint-dir, or none "
+        "and --checkpoint-every off"
     )
 
 

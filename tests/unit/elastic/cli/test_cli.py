@@ -196,13 +196,19 @@ def test_an_interrupted_job_of_another_name_is_not_gone_on_with(
     assert len(started) == 1
 
 
+@pytest.mark.parametrize("every", ["auto", "off"])
 def test_two_jobs_cannot_share_a_checkpoint_directory(
-    here: Path, started: list[tuple[JobSpec, Path]], capsys: pytest.CaptureFixture[str]
+    here: Path, started: list[tuple[JobSpec, Path]], capsys: pytest.CaptureFixture[str], every: str
 ) -> None:
-    assert cli.main(["run", "--job-dir", "a", "--checkpoint-dir", "shared", "train.py"]) == 0
-    assert cli.main(["run", "--job-dir", "b", "--checkpoint-dir", "shared", "train.py"]) == ExitCode.BAD_INPUT
-    assert "holds the checkpoints of another job, train" in " ".join(capsys.readouterr().err.split())
-    assert cli.main(["run", "--job-dir", "a", "--checkpoint-dir", "shared", "train.py"]) == 0
+    """Without periodic checkpoints job.save writes there."""
+    words = ["--checkpoint-every", every, "--checkpoint-dir", "shared", "train.py"]
+    assert cli.main(["run", "--job-dir", "a", *words]) == 0
+    for fresh in ([], ["--fresh"]):
+        assert cli.main(["run", *fresh, "--job-dir", "b", *words]) == ExitCode.BAD_INPUT
+        assert "holds the checkpoints of another job, train" in " ".join(capsys.readouterr().err.split())
+    assert cli.main(["run", "--fresh", "--job-dir", "a", *words]) == ExitCode.BAD_INPUT
+    assert "that --fresh would move aside" in " ".join(capsys.readouterr().err.split())
+    assert cli.main(["run", "--job-dir", "a", *words]) == 0
 
 
 def test_a_fresh_start_that_is_refused_moves_nothing(
