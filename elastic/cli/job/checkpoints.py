@@ -66,9 +66,9 @@ def add(verbs: Any) -> None:
         if name == "prune":
             verb.add_argument(
                 "--keep",
-                default="last 2",
                 metavar="K",
-                help='checkpoints to keep: "last 2", or "last 2, every 10000 steps" (default "%(default)s")',
+                help='checkpoints to keep: "last 2", or "last 2, every 10000 steps" (default: as the job keeps '
+                'them; with --dir "last 2")',
             )
         verb.set_defaults(verb=_saying(act))
 
@@ -218,10 +218,13 @@ def _prune(storage: Storage, job_id: str, options: argparse.Namespace) -> Said:
     from elastic.records.job_directory import read_settings
     from elastic.records.resume import steps_on_file
 
-    keep, steps, skipped = Keep.parse(options.keep), None, tuple[str, ...]()
+    keep, steps, skipped = Keep(), None, tuple[str, ...]()
     if options.job_dir is not None:  # from what the job does not go on replaces nothing from which it would
         settings = read_settings(options.job_dir)
         steps, skipped = steps_on_file(options.job_dir) if settings.ledger else None, settings.skipped
+        keep = Keep.parse(settings.keep)
+    if options.keep is not None:
+        keep = Keep.parse(options.keep)
     removed = Series(storage).prune(keep, job_id, skipped=skipped, thorough=True, steps=steps)
     gone = [str(name) for name in removed]
     return gone, "\n".join(f"removed {name}" for name in gone) or "nothing to remove"

@@ -168,6 +168,15 @@ def test_prune_removes_what_is_not_kept(saved: tuple[Path, Setup], capsys: pytes
     assert [row["step"] for row in rows] == [8, 9]
 
 
+def test_prune_keeps_what_the_job_keeps_for_good(saved: tuple[Path, Setup], capsys: pytest.CaptureFixture[str]) -> None:
+    job_dir = saved[0].parent
+    told = Settings(root=str(saved[0]), keep="last 1, every 5 steps", job="train", job_id="feed")
+    (job_dir / "checkpoints.json").write_text(json.dumps(asdict(told)))
+    (job_dir / "job.json").write_text("{}")
+    assert said(capsys, "prune", "--job-dir", str(job_dir)) == "nothing to remove\n"
+    assert "removed step-000000000004" in said(capsys, "prune", "--keep", "last 1", "--job-dir", str(job_dir))
+
+
 def test_prune_does_not_take_a_damaged_one_for_one_that_may_replace_others(
     saved: tuple[Path, Setup], capsys: pytest.CaptureFixture[str]
 ) -> None:
