@@ -158,11 +158,14 @@ class Stream:
 
 
 def _skips(open: Callable[..., Any]) -> bool:
-    """Whether it takes the number of batches to skip."""
+    """Whether it takes the number of batches to skip: as its third parameter, which is an option of the script's own if
+    it has a default and another name."""
     try:
-        inspect.signature(open).bind(0, 0, 0)
+        signature = inspect.signature(open)
+        third = list(signature.bind(0, 0, 0).arguments)[-1]
     except TypeError:
         return False
     except ValueError:  # it has no signature that Python can see
         return True
-    return True
+    parameter = signature.parameters[third]
+    return parameter.default is parameter.empty or third == "skip"

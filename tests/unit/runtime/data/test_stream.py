@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import storage_at
 from elastic.errors import ConfigError, UsageError
+from runtime.data.prefetcher import Wanted
+from runtime.data.stream import Stream
 from runtime.loop.job import Job
 from runtime.session import Session
 from tests.unit.features import mlp
@@ -157,6 +160,20 @@ def test_a_worker_that_skips_batches_gives_each_its_own_random_numbers() -> None
     world.run(script)
     assert set(world.digests.values()) == {quiet_run()[0]}
     assert {skip for _, _, skip in shelf.opened} == {0}
+
+
+def test_a_third_parameter_with_a_default_and_another_name_is_an_option_of_the_script() -> None:
+    def with_option(shard: int, epoch: int, size: int = 2) -> Iterator[list[int]]:
+        for begin in range(0, 12, size):
+            yield list(range(begin, begin + size))
+
+    def with_skip(shard: int, epoch: int, skip: int = 0) -> Iterator[list[int]]:
+        for begin in range(2 * skip, 12, 2):
+            yield [begin, begin + 1]
+
+    for open in (with_option, with_skip, functools.partial(with_option, size=2)):
+        stream = Stream(open, shards=1, seed=0, device=torch.device("cpu"))
+        assert [stream.batch(Wanted(0, step, 0, 0), None) for step in (0, 3)] == [[0, 1], [6, 7]]
 
 
 def test_who_inherits_a_shard_opens_it_behind_what_is_used_up() -> None:
