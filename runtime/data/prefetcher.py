@@ -11,10 +11,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from enum import Enum
 from itertools import chain
 from types import MethodType
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -161,14 +163,22 @@ class Prefetcher:
         return max(self._passes, wanted.pass_no + 1)
 
 
+Plain: TypeAlias = bool | int | float | complex | str | bytes | Enum | np.generic | None
+
+
+def _shown(value: Plain) -> object:
+    """What can be compared with anything: a numpy scalar may answer with an array."""
+    return (value.dtype.str, value.tobytes()) if isinstance(value, np.generic) else value
+
+
 def _mark_of(things: Iterable[object], depth: int = 3) -> list[object]:
     """The plain attributes of these objects and of what they hold, down to `depth`; of a tensor itself and its
-    version. Of the owner of a method only numbers and texts, and nothing of what trains: a model or a trainer counts
+    version. Of the owner of a method only plain values, and nothing of what trains: a model or a trainer counts
     its own steps, and with each of them the processes would begin anew."""
     found: list[object] = []
     for thing in things:
-        if isinstance(thing, bool | int | float | str | None):
-            found.append(thing)
+        if isinstance(thing, Plain):
+            found.append(_shown(thing))
         elif isinstance(thing, torch.Tensor):
             trained = thing.requires_grad  # as of a model that a collator has: each step writes into it
             found.append((id(thing), None if trained or thing.is_inference() else thing._version))
@@ -178,7 +188,7 @@ def _mark_of(things: Iterable[object], depth: int = 3) -> list[object]:
         elif isinstance(thing, MethodType):
             trains = hasattr(thing.__self__, "train")
             owned = () if trains else getattr(thing.__self__, "__dict__", {}).values()
-            found += [value for value in owned if isinstance(value, bool | int | float | str | None)]
+            found += [_shown(value) for value in owned if isinstance(value, Plain)]
         elif isinstance(thing, functools.partial):
             found += _mark_of((thing.func, thing.args, thing.keywords), depth)
         elif isinstance(thing, nn.Module) and next(chain(thing.parameters(), thing.buffers()), None) is not None:

@@ -11,10 +11,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from enum import Enum
 from itertools import count, islice
 from multiprocessing import active_children
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -315,6 +317,38 @@ def test_a_change_of_an_entry_of_a_dict_is_seen() -> None:
         data.options["shift"][0] = plain.options["shift"][0] = float(step)
         x, _ = ahead.batch(wanted(step, 0), ALL[:1])
         assert torch.equal(x, loader(0, plain).batch(wanted(step, 0), ALL[:1])[0])
+
+
+class Level(Enum):
+    EASY, HARD = 0, 1
+
+
+class Levelled:
+    level: Any = 0
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, str]:
+        return torch.zeros(3), repr(self.level)
+
+
+@pytest.mark.parametrize(
+    "levels",
+    [
+        tuple(map(np.int64, range(3))),
+        (np.float32(0), (1, 2), np.float32(1)),
+        (Level.EASY, Level.HARD),
+        (b"easy", b"hard"),
+        (1j, 2j),
+    ],
+)
+def test_a_change_of_any_plain_value_is_seen(levels: tuple[Any, ...]) -> None:
+    data = Levelled()
+    ahead = loader(2, data)
+    for step, data.level in enumerate(levels):
+        _, seen = ahead.batch(wanted(step, 0), ALL[:1])
+        assert set(seen) == {repr(data.level)}
 
 
 class Scaling:
