@@ -99,6 +99,8 @@ class ScriptEnd:
     """
 
     current: ClassVar[ScriptEnd | None] = None
+    refused: ClassVar[bool] = False
+    """Whether `close` has raised at the end of the script."""
 
     def __init__(self, close: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
         self._close = close
@@ -129,6 +131,14 @@ class ScriptEnd:
             self._close()
         except BaseException as error:
             self._fail(error)
-            # After an exception in an exit handler the interpreter would exit with 0.
             traceback.print_exc()
-            exit_now(ExitCode.SCRIPT_FAILED)
+            ScriptEnd.refused = True
+
+
+@atexit.register
+def _exit_as_failed() -> None:
+    """Runs behind all exit handlers that were registered since this module was imported. After an exception in one of
+    them the interpreter would exit with 0."""
+    if ScriptEnd.refused:
+        _flush_files()
+        exit_now(ExitCode.SCRIPT_FAILED)

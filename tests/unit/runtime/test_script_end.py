@@ -108,6 +108,29 @@ def test_a_job_whose_close_refuses_the_script_hears_why(tmp_path: Path) -> None:
     assert "ValueError: nothing was trained" in done.stderr
 
 
+@pytest.mark.parametrize("cold", [True, False])
+def test_what_a_script_has_left_is_done_although_close_refuses_it(cold: bool, tmp_path: Path) -> None:
+    script = WATCHED.replace('lambda: print("closed", flush=True)', "refuse") + (
+        "import atexit\n"
+        "unclosed = open('unclosed.txt', 'w')\n"
+        "unclosed.write('not lost')\n"
+        "end.ignore()\n"
+        "atexit.register(print, 'exit handler')\n"
+        "ScriptEnd(refuse, failed)\n"
+    )
+    script = f"def refuse(): raise ValueError('nothing was trained')\n{script}"
+    if cold:
+        done = run_cold(script, tmp_path)
+    else:
+        words = [sys.executable, "-c", script]
+        done = subprocess.run(
+            words, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120
+        )
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "exit handler")
+    assert (tmp_path / "unclosed.txt").read_text() == "not lost"
+    assert "ValueError: nothing was trained" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("end", "status", "words", "for_ever"),
     [
