@@ -31,6 +31,8 @@ class Agreement:
         """Further parts of the fingerprint that say where the script is."""
         self.alike_buffers = True
         """Whether all workers have the same buffers; else each has its own, as under Horovod."""
+        self._resumed = False
+        """Whether `shards` is that of an earlier run."""
         self._planned: tuple[int | None, int] | None = None
 
     def plan_steps(self, total: int | None, shards: int) -> None:
@@ -42,6 +44,8 @@ class Agreement:
     def claim_shards(self, shards: int) -> None:
         """Set V, which is fixed for the job: every loop and loader must ask for the same. Raises ConfigError."""
         if self.shards not in (None, shards):
+            if self._resumed:
+                raise _begun_otherwise("shards", self.shards, shards)
             raise ConfigError(
                 f"shards={shards} here and shards={self.shards} before; the number of shards is fixed for the whole "
                 "job, because it decides the order of every sum"
@@ -59,10 +63,7 @@ class Agreement:
     def check_resumed(self, moment: Moment) -> None:
         """The job goes on from there. Raises ConfigError if the script has changed what decides the bits."""
         if moment.seed != self.seed:
-            raise ConfigError(
-                f"this job was begun with seed={moment.seed}, and the script says seed={self.seed}; go on with the "
-                "old one, or start anew with --fresh"
-            )
+            raise _begun_otherwise("seed", moment.seed, self.seed)
         session = self._session
         for option, old, new in (
             ("--reduction", moment.reduction or session.reduction, session.reduction),
@@ -75,7 +76,8 @@ class Agreement:
                     "the old one, or start anew with --fresh"
                 )
         if moment.shards:
-            self.claim_shards(moment.shards)
+            said, self.shards, self._resumed = self.shards, moment.shards, True
+            self.claim_shards(moment.shards if said is None else said)
 
     def fingerprint(self) -> dict[str, str]:
         """What all workers must have in common now: readable parts, and hashes over some weights and buffers. {}: there
@@ -96,3 +98,10 @@ class Agreement:
             "buffers": carrier.buffer_fingerprint(step) if self.alike_buffers else "",
             **self._scope.logged(),
         }
+
+
+def _begun_otherwise(name: str, old: int | None, new: int) -> ConfigError:
+    return ConfigError(
+        f"this job was begun with {name}={old}, and the script says {name}={new}; go on with the old one, or start "
+        "anew with --fresh"
+    )

@@ -347,8 +347,16 @@ def test_a_run_with_another_seed_or_other_shards_does_not_go_on(two: Series, con
     configure(resume=name)
     job = make_job()
     set_up(job)
-    with pytest.raises(ConfigError, match="shards"):
+    with pytest.raises(ConfigError, match="begun with shards=4, and the script says shards=3; go on with the old one"):
         next(iter(job.steps(shards=3, total=3)))
+    job._detach()
+    configure(resume=name)
+    job = make_job()
+    set_up(job)
+    next(epochs := iter(job.epochs(3)))
+    with pytest.raises(ConfigError, match="begun with shards=4, and the script says shards=3; go on with the old one"):
+        job.steps(shards=3, total=3)
+    del epochs
 
 
 def test_what_the_script_rebuilds_is_rebuilt_before_tensors_are_copied(two: Series, configure: Configure) -> None:
