@@ -110,7 +110,8 @@ class Series:
         found = [entry for entry in self.all(job_id) if newest is None or entry.name <= newest]
         found = [self.verify(entry, steps) if thorough else entry for entry in found]
         complete = [entry.name for entry in found if not entry.problem and str(entry.name) not in skipped]
-        unusable = [entry.name for entry in found if not entry.problem and str(entry.name) in skipped]
+        ours = [entry for entry in found if entry.manifest is None or not job_id or entry.manifest.job_id == job_id]
+        unusable = [entry.name for entry in ours if str(entry.name) in skipped and not entry.unfinished]
         unfinished = [entry.name for entry in found if entry.unfinished]
         gone, refused = superfluous(keep, complete, unusable + unfinished), list[OSError]()
         for name in gone:

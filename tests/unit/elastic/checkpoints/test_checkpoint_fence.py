@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from elastic.checkpoints.manifest import Manifest, Moment
-from elastic.checkpoints.naming import PERIODIC, EntryName
+from elastic.checkpoints.naming import MANIFEST, PERIODIC, EntryName
 from elastic.checkpoints.policy import Keep
 from elastic.checkpoints.series import Series
 from elastic.checkpoints.settings import Settings
@@ -111,6 +112,26 @@ def test_a_damaged_one_from_before_replaces_no_whole_one(configure: Configure, k
     run_and_die(12)
     assert steps(series) == [9, 5][:kept]
     assert damaged not in series.names(), "it goes when a newer one is complete"
+
+
+def test_one_that_was_skipped_goes_whatever_is_wrong_with_it_but_that_of_another_job(configure: Configure) -> None:
+    series = configure(every="4 steps")
+    run_and_die(9)
+    manifest = series.look(series.names()[0]).manifest
+    assert manifest is not None
+    cut, missing, unreadable, foreign = names = [replace(manifest.name, step=step) for step in range(4)]
+    for name in names:
+        shutil.copytree(Path(series.storage.url) / series.path(manifest.entry), file_of(series, name, ""))
+        told = replace(manifest, entry=str(name), moment=replace(manifest.moment, step=name.step))
+        told = replace(told, job_id="beef") if name == foreign else told
+        file_of(series, name, MANIFEST).write_bytes(told.to_json())
+    file_of(series, cut).write_bytes(b"x")
+    file_of(series, missing).unlink()
+    flip(file_of(series, unreadable, MANIFEST), 0.5)
+    skipped = list(map(str, names))
+    assert series.prune(Keep(9), "feed") == []
+    assert series.prune(Keep(9), "feed", skipped=skipped, newest=foreign) == [], "none is newer"
+    assert series.prune(Keep(9), "feed", skipped=skipped) == [cut, missing, unreadable]
 
 
 def test_a_damaged_checkpoint_is_no_progress(configure: Configure, tmp_path: Path) -> None:
