@@ -22,6 +22,7 @@ from runtime.recovery.kept.place import EXACT
 from runtime.recovery.kept.remote import OtherMachines, RemoteSegment
 from runtime.recovery.kept.segment import Segment
 from runtime.recovery.state.encoding import decode, from_blob
+from runtime.recovery.state.object_copies import load_optimizer
 from runtime.recovery.transfer.connection import CopyConnection
 
 NAMED = 5
@@ -171,6 +172,8 @@ def load(objects: Mapping[str, Any], saved: SavedState) -> None:
         value = decode(saved.plain[name], lambda number: targets[number].value)
         if isinstance(one, nn.Module):
             _set_extra_state(one, value)
+        elif name in numbered:
+            load_optimizer(one, value)
         else:
             one.load_state_dict(value)
 

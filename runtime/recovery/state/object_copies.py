@@ -78,8 +78,9 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
     """Load an optimizer. `load_state_dict` casts state to its parameter's dtype, so the donor's is restored."""
     optimizer.load_state_dict(state)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for number, saved in state["state"].items():
-        if isinstance(number, int) and number < len(parameters):  # under other keys torch leaves all as it is
+    for number, saved in state.get("state", {}).items():
+        # Under other keys torch leaves all as it is; one with a load_state_dict of its own may have it elsewhere
+        if isinstance(number, int) and number < len(parameters) and parameters[number] in optimizer.state:
             optimizer.state[parameters[number]] = _as_saved(saved, optimizer.state[parameters[number]])
 
 
@@ -88,7 +89,7 @@ def _as_saved(saved: Any, loaded: Any) -> Any:
     if isinstance(saved, torch.Tensor) and isinstance(loaded, torch.Tensor):
         return saved.to(loaded.device) if loaded.dtype != saved.dtype else loaded
     if isinstance(saved, dict) and isinstance(loaded, dict):
-        loaded.update({key: _as_saved(value, loaded[key]) for key, value in saved.items()})
+        loaded.update({key: _as_saved(value, loaded[key]) for key, value in saved.items() if key in loaded})
     elif type(saved) in (list, tuple) and type(saved) is type(loaded):
         return type(saved)(map(_as_saved, saved, loaded))
     return loaded

@@ -996,3 +996,55 @@ def test_an_optimizer_that_holds_others_of_layers_whose_names_are_numbers(job: J
     more = again.keep()
     assert again.values() == script.values()
     again.step(more)
+
+
+class WideMoments(torch.optim.Optimizer):
+    """Its moments have float32 and its counter int64, whatever the parameters have."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.05})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if not state:
+                state["count"] = torch.zeros((), dtype=torch.int64)
+                state["moments"] = [torch.zeros_like(parameter, dtype=torch.float32)]
+            state["count"] += 1
+            state["moments"][0].mul_(0.9).add_(parameter.grad.float())
+            parameter.copy_(parameter.float() - 0.05 * state["moments"][0])
+
+
+def states_of(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """Dtype and bits of all tensors of its state."""
+    found = [one for state in optimizer.state.values() for one in state.values()]
+    tensors = [tensor for one in found for tensor in (one if isinstance(one, list) else [one])]
+    whole = [one.full_tensor() if isinstance(one, DTensor) else one for one in tensors]
+    return [(one.dtype, one.tolist()) for one in whole]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", [torch.optim.NAdam, torch.optim.ASGD, WideMoments])
+@pytest.mark.parametrize("shard", [True, False])
+def test_the_state_of_an_optimizer_keeps_its_dtypes(job: Job, kind: Any, dtype: torch.dtype, *, shard: bool) -> None:
+    """load_state_dict() casts it to the dtype of the parameter."""
+
+    def begin(number: RoundNumber) -> tuple[KeptScript, nn.Module, torch.optim.Optimizer]:
+        job.begin(number)
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3).to(dtype)
+        if shard:
+            fully_shard(model)
+        optimizer = kind(model.parameters())
+        return elastic.keep(model, optimizer), model, optimizer
+
+    kept, model, optimizer = begin(FIRST)
+    for _ in range(3):
+        model(torch.ones(2, 4, dtype=dtype)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    kept.done()
+    kept.wait()
+    _, _, again = begin(SECOND)
+    assert len(states_of(again)) > 2 and states_of(again) == states_of(optimizer)
