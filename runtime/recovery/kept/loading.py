@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -171,11 +172,27 @@ def load(objects: Mapping[str, Any], saved: SavedState) -> None:
     for name, one in objects.items():
         value = decode(saved.plain[name], lambda number: targets[number].value)
         if isinstance(one, nn.Module):
-            _set_extra_state(one, value)
+            if _is_live(one, [piece for piece in own.pieces if _owner(piece.path) == name]):
+                _set_extra_state(one, value)
+            else:
+                one.load_state_dict(value)
         elif name in numbered:
             load_optimizer(one, value)
         else:
             one.load_state_dict(value)
+
+
+def _is_live(module: nn.Module, pieces: Iterable[Piece]) -> bool:
+    """Whether these tensors of its state_dict() are in the memory of its parameters and buffers, so that who has filled
+    them has filled the module. A state_dict() of its own, or a hook, may have made copies."""
+    every = chain(module.parameters(), module.buffers())
+    memory = {_memory(one) for one in every if one.layout == torch.strided}
+    mine = (piece for piece in pieces if piece.bytes and "_extra_state" not in piece.path.split("."))
+    return all(_memory(piece.tensor) in memory for piece in mine)
+
+
+def _memory(tensor: Any) -> int:
+    return int((tensor.to_local() if is_distributed(tensor) else tensor).untyped_storage().data_ptr())
 
 
 def _set_extra_state(module: nn.Module, value: Mapping[str, Any]) -> None:
@@ -285,7 +302,7 @@ def _target(saved: SavedTensor, one: Any, piece: Piece | None, *, numbered: bool
     numbered: it is of an optimizer whose state has the numbers of parameters, and not their names, which may be numbers
     too, as in an nn.Sequential."""
     if isinstance(one, nn.Module) and piece is not None:
-        return _Target(saved, piece.tensor, piece.box, piece.tensor)
+        return _Target(saved, piece.tensor, piece.box, piece.source)
     like = _parameter_of(saved, parameters_of(one)) if numbered else None
     if like is None and piece is not None and piece.distributed and saved.distributed:
         like = piece.source

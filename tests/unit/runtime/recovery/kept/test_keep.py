@@ -1048,3 +1048,54 @@ def test_the_state_of_an_optimizer_keeps_its_dtypes(job: Job, kind: Any, dtype: 
     kept.wait()
     _, _, again = begin(SECOND)
     assert len(states_of(again)) > 2 and states_of(again) == states_of(optimizer)
+
+
+class Copied(nn.Linear):
+    """Its state_dict() has copies of its tensors, and a name of its own for one of them."""
+
+    def state_dict(self, *args: Any, **more: Any) -> dict[str, Any]:  # type: ignore[override]
+        found = {key: value.clone() for key, value in super().state_dict(*args, **more).items()}
+        return {"first": found.pop("weight"), **found}
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **more: Any) -> Any:
+        return super().load_state_dict({"weight": state_dict["first"], "bias": state_dict["bias"]}, *args, **more)
+
+
+def hooked(width: int) -> nn.Module:
+    """The state of its norm is copied by a hook."""
+    model = Model(width)
+    nn.init.normal_(model.norm.weight)
+    model.register_buffer("sparse", torch.eye(2).to_sparse(), persistent=False)
+
+    def hook(module: nn.Module, found: dict[str, Any], prefix: str, metadata: object) -> None:
+        found.update({key: value.clone() for key, value in found.items() if key.startswith(prefix)})
+
+    model.norm.register_state_dict_post_hook(hook)
+    return model
+
+
+def sharded(width: int) -> nn.Module:
+    """The same with shards."""
+    model = hooked(width)
+    fully_shard(model)
+    return model
+
+
+@pytest.mark.parametrize("make", [lambda width: Copied(3, width), hooked, sharded])
+def test_a_module_whose_state_dict_has_copies_of_its_tensors_is_filled(
+    job: Job, make: Callable[[int], nn.Module]
+) -> None:
+    def begin(number: RoundNumber) -> nn.Module:
+        job.begin(number)
+        torch.manual_seed(number.generation)
+        model = make(4)
+        kept = elastic.keep(model)
+        if number == FIRST:
+            kept.done()
+            kept.wait()
+        return model
+
+    model, again = begin(FIRST), begin(SECOND)
+    for mine, other in zip(model.parameters(), again.parameters(), strict=True):
+        mine, other = (one.full_tensor() if isinstance(one, DTensor) else one for one in (mine, other))
+        assert torch.equal(mine, other)
