@@ -35,6 +35,7 @@ from runtime.recovery.kept.remote import OtherMachines, SegmentMirror
 from runtime.recovery.kept.segment import BUFFERS, SegmentWriter
 from runtime.recovery.kept.step_log import StepLog
 from runtime.recovery.state.available_memory import available_bytes, free_bytes
+from runtime.recovery.state.encoding import decode
 from runtime.recovery.state.small_values import Number, as_number
 from runtime.recovery.transfer.connection import CopyFailed
 
@@ -112,14 +113,15 @@ def is_kept() -> bool:
 
 
 def kept_before(name: str) -> Any:
-    """What an object had as plain values in the step that this round goes on from, as its segment has it, before keep()
-    fills anything; None: there is no such step, or it has no object with that name. Only with --ranks."""
+    """What an object had as plain values in the step that this round goes on from, before keep() fills anything, with
+    an empty tensor in the place of each tensor; None: there is no such step, or it has no object with that name. Only
+    with --ranks."""
     place = KeptPlace.from_environment(os.environ)
     if place is None or place.source is None or not place.own:
         return None
     rank = _Rank.of(os.environ).rank
     with opened(place.memory, place.source, OtherMachines.read(place.others), _seal(), {rank}) as (mine,):
-        return mine.table()["plain"].get(name)
+        return decode(mine.table()["plain"].get(name), lambda number: torch.empty(0))
 
 
 def _seal() -> TlsContexts:

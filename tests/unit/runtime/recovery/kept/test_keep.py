@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import resource
 import shutil
@@ -139,11 +140,11 @@ class Job:
         """As Session."""
         self.notes.append((event, fields))
 
-    def begin(self, number: RoundNumber, because: str = "") -> KeptStep | None:
-        """Begin a round: what the script is told."""
+    def begin(self, number: RoundNumber, because: str = "", *, own: bool = False) -> KeptStep | None:
+        """Begin a round: what the script is told. own: with --ranks."""
         self.here.void()
         source = newest_whole(self.here.check(0, 1))
-        for name, value in KeptPlace(str(self.memory), number, source, because).to_environment().items():
+        for name, value in KeptPlace(str(self.memory), number, source, because, own=own).to_environment().items():
             self._patch.setenv(name, value)
         return source
 
@@ -1099,3 +1100,18 @@ def test_a_module_whose_state_dict_has_copies_of_its_tensors_is_filled(
     for mine, other in zip(model.parameters(), again.parameters(), strict=True):
         mine, other = (one.full_tensor() if isinstance(one, DTensor) else one for one in (mine, other))
         assert torch.equal(mine, other)
+
+
+def test_plain_values_that_json_lacks_are_told_before_the_script_is_filled(job: Job) -> None:
+    """Of a script over what accelerate prepares, they are put into its names as they are."""
+    job.begin(FIRST, own=True)
+    loader = Loader()
+    loader.position = cast(Any, [math.inf, {1: (-math.inf, b"x")}])
+    loader.order = torch.ones(3)
+    kept = elastic.keep(loader=loader)
+    kept.done()
+    kept.wait()
+    job.begin(SECOND, own=True)
+    before = keeping.kept_before("loader")
+    assert before["position"] == loader.position and before["order"].numel() == 0
+    assert keeping.kept_before("other") is None
