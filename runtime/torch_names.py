@@ -50,6 +50,7 @@ OF_RANKS: Mapping[str, str] = {
 """The same with --ranks."""
 
 OF_KEPT: Mapping[str, str] = {
+    "torch._debug_has_internal_overlap": "elastic.keep",
     "torch.nn.Module._save_to_state_dict": "elastic.keep",
     "torch._foreach_copy_": "elastic.keep",
 }

@@ -149,6 +149,9 @@ class _Target:
 def load(objects: Mapping[str, Any], saved: SavedState) -> None:
     """Fill the objects. Raises OtherState if they are not like those that were kept, and CheckpointCorrupt if a part of
     a tensor is missing; then nothing has been written."""
+    for one in objects.values():
+        if isinstance(one, nn.Module):
+            _unfold(one)
     own = state_of(objects)
     differing = list(_differences(objects, {piece.path: piece for piece in own.pieces}, own.plain, saved))
     if differing:
@@ -180,6 +183,16 @@ def load(objects: Mapping[str, Any], saved: SavedState) -> None:
             load_optimizer(one, value)
         else:
             one.load_state_dict(value)
+
+
+def _unfold(module: nn.Module) -> None:
+    """Give each element of a buffer memory of its own, so that it can be written: those of expand() share it."""
+    for owner in module.modules():
+        for key, buffer in owner._buffers.items():
+            if buffer is None or buffer.layout != torch.strided or is_distributed(buffer):
+                continue
+            if torch._debug_has_internal_overlap(buffer) == 1:
+                owner._buffers[key] = buffer.contiguous()
 
 
 def _is_live(module: nn.Module, pieces: Iterable[Piece]) -> bool:

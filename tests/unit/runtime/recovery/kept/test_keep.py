@@ -1115,3 +1115,18 @@ def test_plain_values_that_json_lacks_are_told_before_the_script_is_filled(job: 
     before = keeping.kept_before("loader")
     assert before["position"] == loader.position and before["order"].numel() == 0
     assert keeping.kept_before("other") is None
+
+
+def test_a_buffer_whose_elements_share_memory_goes_on(job: Job) -> None:
+    def begin(number: RoundNumber) -> tuple[nn.Module, KeptScript]:
+        job.begin(number)
+        model = nn.Linear(2, 2)
+        model.register_buffer("places", torch.full((1, 4), float(number.generation)).expand(3, 4))
+        return model, elastic.keep(model)
+
+    model, kept = begin(FIRST)
+    kept.done()
+    kept.wait()
+    again, kept = begin(SECOND)
+    assert torch.equal(again.get_buffer("places"), torch.ones(3, 4))
+    assert all(map(torch.equal, model.parameters(), again.parameters()))
