@@ -118,7 +118,9 @@ def _plain(value: object) -> bool:
 
 def _checked_tensor(value: torch.Tensor, path: str) -> torch.Tensor:
     dense = value.layout == torch.strided and not value.is_quantized and not value.is_meta
-    if not dense or dtype_name(value) not in _DTYPES or type(value).__name__ == "DTensor":
+    if hasattr(type(value), "__tensor_flatten__"):  # its values are in other tensors, as those of a DTensor
+        raise NotCarried(f"{path} is a {type(value).__module__}.{type(value).__qualname__}: {_FIX}")
+    if not dense or dtype_name(value) not in _DTYPES:
         raise NotCarried(f"{path} is a tensor of {value.dtype}, {value.layout} on {value.device}: {_FIX}")
     if value.is_conj() or value.is_neg():  # its bytes are not its values
         raise NotCarried(f"{path} is a conjugate view; write x.resolve_conj().resolve_neg() in the place of x")

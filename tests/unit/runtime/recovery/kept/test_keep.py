@@ -26,8 +26,10 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
+from torch.testing._internal.two_tensor import TwoTensor
 
 import elastic
 from elastic.errors import CheckpointCorrupt, ConfigError, Disagree, NotCarried, OtherState, UsageError
@@ -1130,3 +1132,15 @@ def test_a_buffer_whose_elements_share_memory_goes_on(job: Job) -> None:
     again, kept = begin(SECOND)
     assert torch.equal(again.get_buffer("places"), torch.ones(3, 4))
     assert all(map(torch.equal, model.parameters(), again.parameters()))
+
+
+def test_a_tensor_that_holds_others_is_refused_by_name(job: Job) -> None:
+    """It would come back as a plain tensor; so would a shard."""
+    two: Any = TwoTensor(torch.ones(2), torch.zeros(2))
+    mesh = init_device_mesh("cpu", (1,))
+    for number, one in ((FIRST, two), (SECOND, DTensor.from_local(two, mesh, [Replicate()], run_check=False))):
+        job.begin(number)
+        loader = Loader()
+        loader.order = one
+        with pytest.raises(NotCarried, match=r"on rank 0: loader\.order is a .*TwoTensor"):
+            elastic.keep(loader=loader).done()

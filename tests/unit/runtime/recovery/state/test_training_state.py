@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
+from torch.testing._internal.two_tensor import TwoTensor
 
 from elastic.errors import ConfigError, ElasticError, NotCarried, StateChanged, Unregistered
 from runtime.allreduce.reduction.partial_sum import Json
@@ -155,6 +156,15 @@ def test_a_parameter_that_is_sharded_is_refused_as_such() -> None:
         NotCarried, match=r"model\.weight is a DTensor, and state that is sharded .* is not carried yet"
     ):
         carried(model=model)
+
+
+def test_a_tensor_of_an_optimizer_that_holds_others_is_refused_by_name() -> None:
+    """It would come back as a plain tensor."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    optimizer.state[model.weight]["m"] = TwoTensor(torch.ones(2), torch.zeros(2))
+    with pytest.raises(NotCarried, match=r"optimizer\.state\.0\.m is a .*TwoTensor"):
+        carried(model=model, optimizer=optimizer).describe()
 
 
 class AcceleratedOptimizer(torch.optim.Optimizer):
