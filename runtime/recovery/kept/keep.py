@@ -212,7 +212,7 @@ class KeptScript:
             if self._writer is not None and self._place is not None:
                 self._keep(state, self._writer, gpu_at_once=not stepped)
         except OSError as error:
-            self._stop_here(f"{error.filename or self._place.memory} cannot be written ({error.strerror})")
+            self._stop_here(_unwritable(error, self._place))
         if ends and self._end is not None and self._place is not None:
             self.wait()
             self._await_mirror()
@@ -236,7 +236,7 @@ class KeptScript:
         try:
             self._log.write(self._place.directory(), self.step)
         except OSError as error:
-            self._stop_here(f"{error.filename or self._place.memory} cannot be written ({error.strerror})")
+            self._stop_here(_unwritable(error, self._place))
 
     def _before_step(self, name: str, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if self._copy is not None:
@@ -247,7 +247,8 @@ class KeptScript:
 
     def _state(self) -> CurrentState | None:
         """None: nothing is kept. In the first step of a round all processes are told if one of them cannot keep its
-        state: it would not come to what they do together. Raises NotCarried, then in all of them."""
+        state, or has no directory for it: it would not come to what they do together. Raises NotCarried, then in all of
+        them."""
         state, refused = None, ""
         try:
             state = self._reader.read() if self._place is not None else None
@@ -257,7 +258,13 @@ class KeptScript:
             refused = str(error)
         if self._begun or self._at is None:
             return state
-        for rank, (off, because, options) in enumerate(gathered([self._off, refused, self._options])):
+        mine = self._off
+        if self._place is not None:
+            try:
+                self._place.directory()
+            except OSError as error:
+                mine = mine or _unwritable(error, self._place)
+        for rank, (off, because, options) in enumerate(gathered([mine, refused, self._options])):
             if because:
                 raise NotCarried(f"on rank {rank}: {because}")
             if options != self._options:
@@ -290,7 +297,7 @@ class KeptScript:
         copy.wait()
         copy.seen = True
         if copy.error is not None and self._place is not None:
-            self._stop_here(f"{self._place.memory} cannot be written ({copy.error.strerror})")
+            self._stop_here(_unwritable(copy.error, self._place))
         elif copy.torn and not self._at_once:
             self._at_once = True
             self._say(
@@ -337,7 +344,7 @@ class KeptScript:
     def _begin(self, state: CurrentState) -> None:
         """Before the first step of the round is kept: all processes have the same state, and there is memory."""
         assert self._place is not None and self._at is not None
-        directory = self._place.directory()
+        directory = self._place.directory_there
         apart = apart_paths(state, own=self._place.own)
         self._apart = apart | apart_states(self._objects, apart)
         for one in self._objects.values():
@@ -422,13 +429,20 @@ class KeptScript:
         return HeldSegment(self.step, self._place.round, group, plan.part, plan.parts, self._options.copies)
 
 
+def _unwritable(error: OSError, place: KeptPlace) -> str:
+    return f"{error.filename or place.memory} cannot be written ({error.strerror})"
+
+
 def shortage(body: int, directory: Path) -> str:
     """Why there is no memory for the segments of a machine, if those of one step have so many bytes; "": there is.
-    directory: of the round, beside those of earlier rounds, which take a part of that memory already. Raises OSError.
-    """
+    directory: of the round, beside those of earlier rounds, which take a part of that memory already."""
     wanted = BUFFERS * ROUNDS * body
-    held = sum(path.stat().st_size for path in directory.parent.glob("*/*.*.*") if path.exists())
-    for free, where in ((free_bytes(directory), "in /dev/shm"), (available_bytes(), "on this machine")):
+    try:
+        held = sum(path.stat().st_size for path in directory.parent.glob("*/*.*.*") if path.exists())
+        left = ((free_bytes(directory), "in /dev/shm"), (available_bytes(), "on this machine"))
+    except OSError as error:  # the other processes wait for what this one says
+        return f"{error.filename or directory} cannot be read ({error.strerror})"
+    for free, where in left:
         if wanted > SHARE * (held + free):
             return (
                 f"{wanted / 1e6:.0f} MB for {BUFFERS} copies in each of {ROUNDS} rounds would take more than half of "

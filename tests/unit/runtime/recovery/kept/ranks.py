@@ -6,11 +6,12 @@ numbers. In `drift` the weights of one rank leave those of the others behind the
 what each rank trains for itself differs from the beginning and is trained from the second step on, in `zero` and
 `zero-quiet` its first gradients are zero; in `lost` it is trained late, and is not given to elastic.keep. `hook` has
 two rounds, and tells how many gradients DDP has given to a communication hook of each rank. `every` keeps each second
-step, and `apart` each second or third one, as the ranks do not agree.
+step, and `apart` each second or third one, as the ranks do not agree. In `full` one rank finds no room for a directory.
 """
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import os
@@ -127,6 +128,10 @@ def train(rank: int, name: str, until: int) -> str:
     return found.hexdigest()
 
 
+def full(place: KeptPlace) -> Path:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def begin(rank: int, name: str, until: int, home: Path, place: KeptPlace) -> None:
     named = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": WORLD, "LOCAL_WORLD_SIZE": WORLD}
     os.environ.update({key: str(value) for key, value in named.items()}, **place.to_environment())
@@ -135,6 +140,8 @@ def begin(rank: int, name: str, until: int, home: Path, place: KeptPlace) -> Non
         vars(ddp_order)["rehearse"] = lambda model, order: None
     if name == "random":
         RandomNumbers.load_state_dict = lambda self, state: None  # type: ignore[method-assign]
+    if name == "full" and rank == 1:
+        KeptPlace.directory = full  # type: ignore[assignment, method-assign]
     dist.init_process_group("gloo", store=FileStore(str(home / f"s.{place.round}"), WORLD), rank=rank, world_size=WORLD)
     try:
         said = train(rank, name, until)
@@ -150,7 +157,9 @@ def run(name: str) -> str:
         for number, until in enumerate((STEPS,) if name.endswith("quiet") else (FIRST, STEPS), 1):
             source = newest_whole(KeptHere(directory, cast(Any, None)).check(0, 1))
             place = KeptPlace(directory, RoundNumber(0, number), source, own=True)
-            first = 0 if number == 1 or name in ("odd", "stops", "apart") else FIRST - FIRST % 2 * (name == "every")
+            first = (
+                0 if number == 1 or name in ("odd", "stops", "apart", "full") else FIRST - FIRST % 2 * (name == "every")
+            )
             assert (source.step if source else 0) == first, "the newest step is whole"
             pids = [fork(functools.partial(begin, rank, name, until, home, place)) for rank in range(WORLD)]
             if any([os.waitpid(pid, 0)[1] for pid in pids]):

@@ -720,6 +720,32 @@ def test_a_directory_that_is_gone_ends_no_script(job: Job, capfd: pytest.Capture
     assert not job.memory.exists()
 
 
+@pytest.mark.parametrize("where", ["directory", "free_bytes"])
+def test_all_processes_hear_that_one_has_no_memory_to_look_at(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], where: str
+) -> None:
+    """They would wait for it in the first step for ever."""
+    job.begin(FIRST)
+    script = Script(shard=False)
+    kept = script.keep()
+    told: list[str] = []
+
+    def gathered(own: Any) -> list[Any]:
+        told.append(str(own))
+        return [own]
+
+    def fails(*_: object) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(keeping, "gathered", gathered)
+    owner: Any = KeptPlace if where == "directory" else keeping
+    monkeypatch.setattr(owner, where, fails)
+    for _ in range(2):
+        script.step(kept)
+    assert any("Input/output error" in one for one in told)
+    assert kept.step == 2 and capfd.readouterr().err.count("Input/output error") == 1
+
+
 def test_a_reason_of_the_worker_is_said_once(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
     job.begin(FIRST, "the owner of the machine says so")
     script = Script(shard=False)
