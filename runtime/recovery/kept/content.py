@@ -25,6 +25,7 @@ from runtime import torch_names
 from runtime.allreduce.reduction.partial_sum import Json
 from runtime.recovery.kept.boxes import Box
 from runtime.recovery.state.encoding import NamedTensor, encode
+from runtime.recovery.state.object_copies import load_nonpersistent, nonpersistent
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +204,38 @@ def _piece(path: str, tensor: torch.Tensor, shards: Mapping[str, _Shard], steady
 @functools.lru_cache(maxsize=10_000)
 def _whole(shape: torch.Size) -> Box:
     return Box.whole(shape)
+
+
+class LeftOutBuffers:
+    """The buffers of models that their state_dict() leaves out, as an object with a state, for each rank its own. Those
+    that cannot be carried when the script begins, as sparse ones, are left out here, too."""
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self._models = {name: one for name, one in objects.items() if isinstance(one, nn.Module)}
+        self._places = [
+            (name, path, owner, key)
+            for name, model in self._models.items()
+            for path, owner, key, buffer in nonpersistent(model)
+            if _is_carried(buffer)
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, path, owner, key in self._places:
+            found.setdefault(name, {})[path] = owner._buffers.get(key)
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name in state.keys() & self._models.keys():
+            load_nonpersistent(self._models[name], state[name])
+
+
+def _is_carried(value: object) -> bool:
+    try:
+        encode(value, "", [])
+    except NotCarried:
+        return False
+    return True
 
 
 def is_distributed(value: object) -> bool:

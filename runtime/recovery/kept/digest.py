@@ -12,7 +12,7 @@ import torch
 from elastic.errors import CheckpointCorrupt
 from runtime.recovery.kept.boxes import Box, missing
 from runtime.recovery.kept.loading import SavedTensor, Stored
-from runtime.recovery.kept.place import ORDER, RANDOM
+from runtime.recovery.kept.place import LEFT_OUT, ORDER, RANDOM
 from runtime.recovery.kept.remote import RemoteSegment
 from runtime.recovery.kept.segment import Segment
 from runtime.recovery.state import state_digests
@@ -28,7 +28,7 @@ def leaf_digests(segments: Sequence[Segment | RemoteSegment], share: int, shares
     for segment in sorted(segments, key=lambda one: one.header.part):
         rank = segment.header.part
         for path, dtype, shape, offset, extent, at, distributed, device in segment.table()["tensors"]:
-            if at < 0 or path.partition(".")[0] in (ORDER, RANDOM):
+            if at < 0 or path.partition(".")[0] in (ORDER, RANDOM, LEFT_OUT):
                 continue
             name = path if distributed or not own or not rank else f"{path}{_OF_RANK}{rank}"
             saved = found.setdefault(name, SavedTensor(path, dtype, tuple(shape), distributed, device))

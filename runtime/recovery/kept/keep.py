@@ -24,12 +24,12 @@ from runtime.data.random_state import RandomNumbers, seed_all
 from runtime.recovery.kept.agreed_end import AgreedEnd
 from runtime.recovery.kept.choice import COPIES_MAX, HeldSegment, PartPlan, bytes_at, plan_part
 from runtime.recovery.kept.comparison import apart_paths, apart_states, gathered, parameter_state, shards_of
-from runtime.recovery.kept.content import CurrentState, Piece, named
+from runtime.recovery.kept.content import CurrentState, LeftOutBuffers, Piece, named
 from runtime.recovery.kept.copying import BodyLayout, NewSegment, StepCopy, WriteRule, size_of, table
 from runtime.recovery.kept.ddp_order import GradientOrder
 from runtime.recovery.kept.exact_sums import ExactUnits, clip_norm
 from runtime.recovery.kept.loading import SavedState, load, opened
-from runtime.recovery.kept.place import EXACT, OFF, ORDER, PART, RANDOM, THIN, KeptPlace
+from runtime.recovery.kept.place import EXACT, LEFT_OUT, OFF, ORDER, PART, RANDOM, THIN, KeptPlace
 from runtime.recovery.kept.reading import StateReader
 from runtime.recovery.kept.remote import OtherMachines, SegmentMirror
 from runtime.recovery.kept.segment import BUFFERS, SegmentWriter
@@ -94,11 +94,13 @@ def keep(*objects: object, units: int | None = None, every: int = 1, copies: int
     if exact is not None:
         found[EXACT] = exact
     if place is not None and place.own:
-        found |= {ORDER: GradientOrder(), RANDOM: RandomNumbers()}
+        found |= {ORDER: GradientOrder(), RANDOM: RandomNumbers(), LEFT_OUT: LeftOutBuffers(found)}
     if place is not None and place.source is not None:
         parts = {0, _Rank.of(os.environ).rank} if place.own else None
         with opened(place.memory, place.source, others, _seal(), parts) as segments:
-            load(found, SavedState.of_rank(segments[0], segments[-1]) if place.own else SavedState.of(segments))
+            saved = SavedState.of_rank(segments[0], segments[-1]) if place.own else SavedState.of(segments)
+            # An older version, of which a running job may have steps, has kept no such buffers.
+            load({name: one for name, one in found.items() if name != LEFT_OUT or name in saved.plain}, saved)
     kept = KeptScript(found, place, exact, others, _Options(every, copies))
     if place is not None:
         KeptScript.newest = place

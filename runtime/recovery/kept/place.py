@@ -25,7 +25,7 @@ KNOWN = "known"
 """Made by a worker: what it knows of the steps that are kept, for those that come when all are lost."""
 
 
-ORDER, RANDOM = "order of gradients", "random numbers"
+ORDER, RANDOM, LEFT_OUT = "order of gradients", "random numbers", "left out buffers"
 """Names of what is kept with --ranks beside a script's objects, whose names are words of Python."""
 EXACT = "units="
 """The same of what is kept with units=."""

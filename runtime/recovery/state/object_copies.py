@@ -40,7 +40,7 @@ def encoded(
         return base if base is not None and _kind(base) == _kind(value) else value
 
     tensors: dict[str, object] = {plain_name(path): at_start(value) for path, value in state.items()}
-    left_out: dict[str, object] = {path: at_start(value) for path, _, _, value in _nonpersistent(thing)}
+    left_out: dict[str, object] = {path: at_start(value) for path, _, _, value in nonpersistent(thing)}
     evaluating: list[Json] = [plain_name(path) for path, part in thing.named_modules() if not is_training(part)]
     fixed: list[Json] = [plain_name(path) for path, value in thing.named_parameters() if not value.requires_grad]
     return {
@@ -63,8 +63,10 @@ def load_module(module: nn.Module, state: dict[str, Any], entry: dict[str, Json]
 
 
 def load_nonpersistent(module: nn.Module, values: dict[str, Any]) -> None:
-    """Load buffers that state_dict() leaves out, in place if possible."""
-    for path, owner, key, live in _nonpersistent(module):
+    """Load buffers that state_dict() leaves out, in place if possible. values: by the path of each; others stay."""
+    for path, owner, key, live in nonpersistent(module):
+        if path not in values:
+            continue
         value = values[path]
         if value is None or live is None or _kind(live) != _kind(value) or torch._debug_has_internal_overlap(live) == 1:
             near = live if live is not None else next(module.parameters(), value)
@@ -102,7 +104,7 @@ def check_module(name: str, module: nn.Module, entry: dict[str, Json], there: di
     here = {plain_name(path): value for path, value in module.state_dict().items()}
     if there.keys() != here.keys():
         raise ValueError(f"{name} differs in {', '.join(sorted(there.keys() ^ here.keys()))}")
-    left_out = {path for path, *_ in _nonpersistent(module)}
+    left_out = {path for path, *_ in nonpersistent(module)}
     left_out_there = cast(dict[str, Json], entry["nonpersistent"]).keys()
     if left_out_there != left_out:
         raise ValueError(f"{name} differs in {', '.join(sorted(left_out_there ^ left_out))}")
@@ -119,7 +121,7 @@ def check_optimizer(name: str, optimizer: torch.optim.Optimizer, there: dict[str
         raise ValueError(f"{name} has groups of {sizes} parameters here and {sizes_there} in the copy")
 
 
-def _nonpersistent(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.Tensor | None]]:
+def nonpersistent(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.Tensor | None]]:
     """(path, owner, key, value) of the buffers that state_dict() leaves out."""
     for path, owner in module.named_modules():
         for key in [key for key in owner._buffers if key in owner._non_persistent_buffers_set]:

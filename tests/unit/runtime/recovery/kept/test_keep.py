@@ -44,7 +44,8 @@ from runtime.recovery.kept.copying import StepCopy
 from runtime.recovery.kept.keep import KeptScript, shortage
 from runtime.recovery.kept.loading import SavedTensor, Stored
 from runtime.recovery.kept.look import KeptHere
-from runtime.recovery.kept.place import KNOWN, KeptPlace, directory_of, rounds_in
+from runtime.recovery.kept.place import KNOWN, LEFT_OUT, KeptPlace, directory_of, rounds_in
+from runtime.recovery.kept.reading import StateReader
 from runtime.recovery.kept.segment import HEADER_BYTES, Segment, SegmentFile, SegmentWriter, read_header, segments_in
 from runtime.recovery.kept.step_log import FILE_STEPS_MAX, STEPS_MAX, LoggedStep, StepLog, StepLogs
 from runtime.recovery.transfer.checksum import FilledBody
@@ -1170,3 +1171,56 @@ def test_a_tensor_that_holds_others_is_refused_by_name(job: Job) -> None:
         loader.order = one
         with pytest.raises(NotCarried, match=r"on rank 0: loader\.order is a .*TwoTensor"):
             elastic.keep(loader=loader).done()
+
+
+class Leaves(nn.Module):
+    """Leaves buffers out of its state_dict()."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2))
+        for key, value in (
+            ("seen", torch.zeros(2, dtype=torch.int64)),
+            ("later", None),
+            ("cache", torch.zeros(1)),
+            ("wide", torch.zeros(1, 2).expand(3, 2)),
+            ("sparse", torch.eye(2).to_sparse()),
+        ):
+            self.register_buffer(key, value, persistent=False)
+
+
+def test_with_ranks_buffers_that_state_dict_leaves_out_are_kept(job: Job) -> None:
+    def begin(number: RoundNumber) -> tuple[Leaves, KeptScript]:
+        job.begin(number, own=True)
+        model = Leaves()
+        return model, elastic.keep(nn.Sequential(model))
+
+    model, kept = begin(FIRST)
+    model.seen = torch.tensor([3, 4])
+    model.later = torch.ones(2, dtype=torch.bfloat16)
+    model.cache = torch.arange(5.0)
+    model.wide = torch.full((1, 2), 2.0).expand(3, 2)
+    kept.done()
+    kept.wait()
+    again, kept = begin(SECOND)
+    for key in ("seen", "later", "cache", "wide"):
+        mine, other = model.get_buffer(key), again.get_buffer(key)
+        assert torch.equal(mine, other) and mine.dtype == other.dtype and key in again._non_persistent_buffers_set
+    assert torch.equal(again.get_buffer("sparse").to_dense(), torch.eye(2))
+
+
+def test_a_step_that_was_kept_without_such_buffers_is_loaded(job: Job) -> None:
+    """By an older version, before the scripts of this job are started again."""
+    job.begin(FIRST, own=True)
+    model = Leaves()
+    kept = elastic.keep(model)
+    with torch.no_grad():
+        model.weight.fill_(5.0)
+    kept._objects = {name: one for name, one in kept._objects.items() if name != LEFT_OUT}
+    kept._reader = StateReader(kept._objects)
+    kept.done()
+    kept.wait()
+    job.begin(SECOND, own=True)
+    again = Leaves()
+    assert elastic.keep(again).step == 1
+    assert torch.equal(again.weight, model.weight)
