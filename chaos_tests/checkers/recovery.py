@@ -190,11 +190,12 @@ def liveness(history: History) -> CheckerVerdict:
 
 
 def _watched(run: Run, seen: list[Event]) -> Iterator[Event]:
-    """Steps that were seen. Before them a strike in the first step, as how long a job starts is its own matter;
-    after them the end of the loop."""
-    yield from (fault.event for fault in injected(run.events)[:1] if fault.begun_ns < seen[0].t_ns)
+    """Steps that were seen. Before them a strike in the first step, as how long a job starts is its own matter; after
+    them the end of the loop, if a fault was there meanwhile, as what a script does behind its steps is its own."""
+    faults, last_ns = injected(run.events), seen[-1].t_ns
+    yield from (fault.event for fault in faults[:1] if fault.begun_ns < seen[0].t_ns)
     yield from seen
-    if (over := run.over) is not None and over.t_ns > seen[-1].t_ns:
+    if (over := run.over) is not None and any(last_ns < fault.ended_ns(over.t_ns) for fault in faults):
         yield over
 
 

@@ -129,7 +129,12 @@ class Series:
         the names of those removed. Raises OSError."""
         newest = EntryName.of(str(newest))  # its token as those of the entries
         older = [name for name in self.names() if name.token != newest.token or name < newest]
-        gone = [name for name in older if (found := self.look(name)).manifest is None or not found.manifest.job_id]
+        gone = []
+        for name in older:
+            found = self.look(name)
+            # What has no manifest may be another process's, which writes it now; so `prune` judges it, too.
+            if (found.unfinished and name < newest) or (found.manifest is not None and not found.manifest.job_id):
+                gone.append(name)
         for name in gone:
             self.remove(name)
         return gone

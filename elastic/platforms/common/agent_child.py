@@ -120,7 +120,7 @@ class AgentChild:
         return ending
 
     def _attend(self, agent: subprocess.Popen[bytes], look: Look) -> Ending:
-        heard_s, asked_s, looks_s, may_leave = time.monotonic(), -math.inf, 0.0, False
+        heard_s, asked_s, looks_s, leaves_s = time.monotonic(), -math.inf, 0.0, math.inf
         patience_s = self._place.patience_s
         while agent.poll() is None:
             self._follow()
@@ -130,16 +130,19 @@ class AgentChild:
                 return Ending.ASKED
             if over and not is_here:
                 return Ending.OVER
-            if may_leave and relay.node_is_left(self._place.job_dir):
+            if leaves_s < math.inf and relay.node_is_left(self._place.job_dir):
                 return Ending.LEFT
             if now_s >= looks_s and not over:
                 if now_s >= asked_s + (SELDOM_S if is_here else ASK_S):
                     asked_s = now_s
                     if self._ask():
                         heard_s = now_s
-                    elif patience_s is not None and now_s > heard_s + (LEAVING_S if may_leave else patience_s):
+                    elif patience_s is not None and now_s > min(
+                        heard_s + patience_s, max(heard_s, leaves_s) + LEAVING_S
+                    ):
+                        self._end(agent, self._place.grace_s if leaves_s < math.inf else STOP_S)
                         raise ElasticError(f"the rendezvous at {','.join(self._place.replicas)} is gone")
-                may_leave = look(self.entry)
+                leaves_s = min(leaves_s, now_s) if look(self.entry) else math.inf
                 looks_s = time.monotonic() + ASK_S
             time.sleep(POLL_S)  # files and other processes: there is nothing to wait on
         return Ending.DIED

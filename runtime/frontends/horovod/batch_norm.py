@@ -60,23 +60,24 @@ def _of_all(own: torch.Tensor, count: float) -> tuple[torch.Tensor, float]:
     difference of the mean square and the squared mean has no digits left where the mean is large.
     """
     of_all: list[torch.Tensor] = []
+    own_mean, dtype = own[0].detach(), own.dtype
 
     def combine(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         standing = here("SyncBatchNorm").standing
-        table = own.new_zeros(standing.size, own.numel() + 1)
+        table = given[0].new_zeros(standing.size, given[0].numel() + 1)
         table[standing.rank, :-1], table[standing.rank, -1] = given[0].flatten(), count
         rows = allreduce(table, name="sync_batch_norm", op=ReduceOp.SUM).double()
         (means, squares), counts = rows[:, :-1].chunk(2, dim=1), rows[:, -1:]
         mean = (means * counts).sum(0) / counts.sum()
         variance = (squares + counts * (means - mean).square()).sum(0) / counts.sum()
         of_all[:] = [mean, counts.sum()]
-        return [torch.stack([mean, variance]).to(own.dtype)]
+        return [torch.stack([mean, variance]).to(dtype)]
 
     def back(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         of_mean, of_variance = allreduce(gradients[0], name="sync_batch_norm", op=ReduceOp.SUM).double()
         mean, total = of_all
-        of_own_mean = (of_mean + 2 * (own[0].detach() - mean) * of_variance) * count / total
-        return [torch.stack([of_own_mean, of_variance / total]).to(own.dtype)]
+        of_own_mean = (of_mean + 2 * (own_mean - mean) * of_variance) * count / total
+        return [torch.stack([of_own_mean, of_variance / total]).to(dtype)]
 
     (found,) = differentiable(combine, back)([own])
     return found, float(of_all[1])

@@ -20,6 +20,7 @@ from runtime.frontends.horovod.world import Call
 
 Tensor: TypeAlias = torch.Tensor
 Tensors: TypeAlias = Sequence[torch.Tensor]
+Computed: TypeAlias = Callable[[Tensors], list[Tensor]]
 
 
 class AsyncHandle:
@@ -68,24 +69,26 @@ def _reduced(
     return [scaled(tensor, scales[1]) for tensor in found]
 
 
-def differentiable(forward: Callable[[Tensors], list[Tensor]], backward: Callable[[Tensors], list[Tensor]]) -> Any:
-    """A function of tensors, whose gradient is that other function's."""
+class _Collective(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, there: Computed, back: Computed, *tensors: Tensor) -> Any:
+        found = tuple(there([tensor.detach() for tensor in tensors]))
+        ctx.world, ctx.back = here("backward"), back
+        return found
 
-    class Collective(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *tensors: Tensor) -> Any:
-            found = tuple(forward([tensor.detach() for tensor in tensors]))
-            ctx.world = here("backward")
-            return found
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        with entered(ctx.world):
+            return None, None, *ctx.back(gradients)
 
-        @staticmethod
-        def backward(ctx: Any, *gradients: Tensor) -> Any:
-            with entered(ctx.world):
-                return tuple(backward(gradients))
+
+def differentiable(forward: Computed, backward: Computed) -> Any:
+    """A function of tensors, whose gradient is that other function's. `backward` lives as long as the graph: it should
+    hold shapes, no tensors of the call."""
 
     def call(tensors: Tensors) -> list[Tensor]:
         if torch.is_grad_enabled() and any(getattr(tensor, "requires_grad", False) for tensor in tensors):
-            return list(Collective.apply(*tensors))  # type: ignore[no-untyped-call]
+            return list(_Collective.apply(forward, backward, *tensors))  # type: ignore[no-untyped-call]
         return forward(tensors)
 
     return call
@@ -239,6 +242,7 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
 def _gathered(kind: str, tensors: Tensors, name: str | None, among: ProcessSet) -> list[Tensor]:
     begins: list[int] = []
     """Of each tensor: where the rows of this rank begin."""
+    shapes = [tensor.shape for tensor in tensors if isinstance(tensor, torch.Tensor)]  # `_call` refuses others
 
     def gather(given: Tensors) -> list[Tensor]:
         there, own = here(kind).gather(_call(kind, given, name, among, ragged=True), given), among.rank()
@@ -253,8 +257,8 @@ def _gathered(kind: str, tensors: Tensors, name: str | None, among: ProcessSet) 
         """Horovod's: the mean over the ranks of what they have for this rank's rows."""
         means = _reduced(kind, gradients, name, ReduceOp.AVERAGE, (1.0, 1.0), among)
         return [
-            _of_shape(mean[begin:][: len(_as_rows(tensor))], tensor.shape)
-            for mean, begin, tensor in zip(means, begins, tensors, strict=True)
+            _of_shape(mean[begin:][: shape[0] if shape else 1], shape)
+            for mean, begin, shape in zip(means, begins, shapes, strict=True)
         ]
 
     found: list[Tensor] = differentiable(gather, scatter)(tensors)
@@ -346,17 +350,17 @@ def alltoall(
 ) -> Any:
     """splits: how many rows go to each rank (default: equally many). Returns what this rank is sent by all ranks, in
     rank order; with splits=, (that, how many rows each has sent). Raises BadArgument for splits that do not fit."""
-    given = None if splits is None else [int(size) for size in splits]
+    given, shape = None if splits is None else [int(size) for size in splits], tensor.shape
     sent: list[int] = []
     received: list[int] = []
 
     def exchange(tensors: Tensors) -> list[Tensor]:
-        sent[:] = split_sizes(given, len(_as_rows(tensor)), process_set.size())
+        sent[:] = split_sizes(given, len(_as_rows(tensors[0])), process_set.size())
         found, received[:] = _exchanged(tensors[0], sent, name, process_set, [0] * len(sent))
         return [found]
 
     def back(gradients: Tensors) -> list[Tensor]:
-        return [_of_shape(_exchanged(gradients[0], received, name, process_set, sent)[0], tensor.shape)]
+        return [_of_shape(_exchanged(gradients[0], received, name, process_set, sent)[0], shape)]
 
     (found,) = differentiable(exchange, back)([tensor])
     return found if splits is None else (found, torch.tensor(received, dtype=torch.int32))
@@ -424,6 +428,7 @@ def _scattered(
         raise BadArgument(f"hvd.{kind}(op={chosen.name}): it takes hvd.Average and hvd.Sum")
     if any(not tensor.dim() for tensor in tensors):
         raise BadArgument(f"hvd.{kind}() of a tensor without a dimension: it has no rows to scatter")
+    lengths = [len(tensor) for tensor in tensors]
 
     def scatter(given: Tensors) -> list[Tensor]:
         narrow = [compression.compress(tensor) for tensor in given]
@@ -437,8 +442,8 @@ def _scattered(
         given = [scaled(gradient, factor) for gradient in gradients]
         there = here(kind).gather(_call(kind, given, name, among, ragged=True), given)
         return [
-            _whole({rank: rows[number] for rank, rows in there.items()}, pieces(len(tensor), among.size()), tensor)
-            for number, tensor in enumerate(tensors)
+            _whole({rank: rows[number] for rank, rows in there.items()}, pieces(length, among.size()), given[number])
+            for number, length in enumerate(lengths)
         ]
 
     found: list[Tensor] = differentiable(scatter, gather)(tensors)

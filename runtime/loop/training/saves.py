@@ -82,7 +82,7 @@ class Saves:
             reduction=str(self._session.reduction),
             compression=str(self._session.compression),
             outer=str(self._session.outer or "none"),
-            stop=self._riders.stopping,
+            stop=None if self._riders.stopped else self._riders.stopping,
         )
 
     def plan(self) -> Json:

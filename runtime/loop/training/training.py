@@ -106,7 +106,7 @@ class Training:
     def stop(self, because: str) -> None:
         """The script has called job.stop()."""
         self.riders.stop(because)
-        self.newcomer.stopping(because)
+        self.newcomer.stopping(self.riders.stopping or because)
 
     # The loop, and its epochs
 

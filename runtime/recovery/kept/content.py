@@ -208,21 +208,21 @@ def _whole(shape: torch.Size) -> Box:
 
 class LeftOutBuffers:
     """The buffers of models that their state_dict() leaves out, as an object with a state, for each rank its own. Those
-    that cannot be carried when the script begins, as sparse ones, are left out here, too."""
+    that cannot be carried, as sparse ones, are left out here, too."""
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self._models = {name: one for name, one in objects.items() if isinstance(one, nn.Module)}
         self._places = [
             (name, path, owner, key)
             for name, model in self._models.items()
-            for path, owner, key, buffer in nonpersistent(model)
-            if _is_carried(buffer)
+            for path, owner, key, _ in nonpersistent(model)
         ]
 
     def state_dict(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for name, path, owner, key in self._places:
-            found.setdefault(name, {})[path] = owner._buffers.get(key)
+            if _is_carried(buffer := owner._buffers.get(key)):
+                found.setdefault(name, {})[path] = buffer
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ from runtime.recovery.kept.place import EXACT
 from runtime.recovery.kept.remote import OtherMachines, RemoteSegment
 from runtime.recovery.kept.segment import Segment
 from runtime.recovery.state.encoding import decode, from_blob
-from runtime.recovery.state.object_copies import load_optimizer
+from runtime.recovery.state.object_copies import load_optimizer, nonpersistent
 from runtime.recovery.transfer.connection import CopyConnection
 
 NAMED = 5
@@ -196,12 +196,14 @@ def _unfold(module: nn.Module) -> None:
 
 
 def _is_live(module: nn.Module, pieces: Iterable[Piece]) -> bool:
-    """Whether these tensors of its state_dict() are in the memory of its parameters and buffers, so that who has filled
-    them has filled the module. A state_dict() of its own, or a hook, may have made copies."""
+    """Whether these tensors of its state_dict() are in the memory of its parameters and buffers, or have all of their
+    memory and more, so that who has filled them has filled the module. A state_dict() of its own, or a hook, may have
+    made copies."""
     every = chain(module.parameters(), module.buffers())
     memory = {_memory(one) for one in every if one.layout == torch.strided}
-    mine = (piece for piece in pieces if piece.bytes and "_extra_state" not in piece.path.split("."))
-    return all(_memory(piece.tensor) in memory for piece in mine)
+    left_out = {_memory(one) for *_, one in nonpersistent(module) if one is not None and one.layout == torch.strided}
+    mine = {_memory(one.tensor) for one in pieces if one.bytes and "_extra_state" not in one.path.split(".")}
+    return mine <= memory or memory - left_out - {0} <= mine
 
 
 def _memory(tensor: Any) -> int:

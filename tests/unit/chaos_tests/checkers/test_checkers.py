@@ -149,7 +149,7 @@ BAD: dict[str, tuple[str, Callable[[History], History]]] = {
         ),
     ),
     "no step is applied for long after a fault in the first one": ("I12", lambda h: without_step(h, first=True)),
-    "the job stands still behind its last step": ("I12", lambda h: without_step(h, first=False)),
+    "the job stands still behind its last step": ("I12", lambda h: with_events(without_step(h, first=False), LATE)),
     "the job fails": ("I12", lambda h: with_result(h, exit_code=4, because="every copy is lost")),
     "the job never ends": ("I12", lambda h: replace(h, faulty=replace(h.faulty, result=None))),
     "no step is applied for long": ("I12", lambda h: with_events(h, event(60, "steps_seen", "harness", applied=4))),
@@ -178,6 +178,14 @@ def without_step(history: History, *, first: bool) -> History:
         if one.t_ns > since_ns or not first or one.name != "steps_seen"
     ]
     return replace(history, faulty=replace(history.faulty, events=tuple(later)))
+
+
+LATE: Event = event(9, "fault_injected", "harness", worker=B, number=2, fault="kill", lethal=True)
+"""A fault behind the last step."""
+
+
+def test_what_a_script_does_behind_its_last_step_is_its_own_matter() -> None:
+    assert verdict("I12", without_step(good(), first=False)).answer is Truth.TRUE
 
 
 def drained(kind: str) -> tuple[Event, ...]:

@@ -263,8 +263,8 @@ def test_a_save_that_is_pruned_late_leaves_the_next_one_of_its_process(two: Seri
     names = [EntryName(step, 0, 1, token) for step, token in ((1, "ab" * 8), (2, "ab" * 8), (3, "cd" * 8))]
     for name in names:
         put(best.storage, best.path(name, "part"), b"x")
-    assert best.replace_with(names[0]) == [EntryName.of(str(names[2]))]
-    assert list(map(str, best.names())) == list(map(str, names[:2]))
+    assert best.replace_with(names[0]) == [], "another process may be writing what has more steps and no manifest"
+    assert best.replace_with(names[2]) == [EntryName.of(str(name)) for name in names[:2]]
 
 
 # Periodic ones, and going on from them

@@ -1207,6 +1207,10 @@ def test_with_ranks_buffers_that_state_dict_leaves_out_are_kept(job: Job) -> Non
         mine, other = model.get_buffer(key), again.get_buffer(key)
         assert torch.equal(mine, other) and mine.dtype == other.dtype and key in again._non_persistent_buffers_set
     assert torch.equal(again.get_buffer("sparse").to_dense(), torch.eye(2))
+    again.cache = torch.eye(2).to_sparse()
+    kept.done()  # what cannot be carried is left out, also if a script has made it so later
+    kept.wait()
+    assert torch.equal(begin(THIRD)[0].get_buffer("cache"), torch.zeros(1)), "as the script makes it"
 
 
 def test_a_step_that_was_kept_without_such_buffers_is_loaded(job: Job) -> None:
