@@ -334,6 +334,20 @@ def test_attributes_that_compute_loss_changes_have_the_mean_of_all_ranks(tmp_pat
     assert trainer.total == pytest.approx(sum(accumulated * row["own_loss"] for row in rows), rel=1e-5)
 
 
+def test_gradients_are_in_sync_in_the_last_batch_of_a_rank_alone(tmp_path: Path) -> None:
+    class Asks(Trainer):  # type: ignore[misc]  # it is Any here
+        synced = calls = 0
+
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            self.synced += int(self.accelerator.sync_gradients)
+            return super().training_step(*args, **kwargs)
+
+    trainer = alone(lambda: trained(tmp_path, Asks, gradient_accumulation_steps=3, train_dataset=Points(48)))
+    assert (trainer.calls, trainer.synced) == (6, 2)
+    assert trainer.accelerator.sync_gradients
+
+
 def test_attributes_that_an_evaluation_changes_are_those_of_one_rank(tmp_path: Path) -> None:
     """Seven batches: ranks have four of them at the same time, then three. These begin with what was before it."""
 

@@ -399,7 +399,9 @@ class TrainerLoop:
         total, flos, tokens = 0.0, 0.0, 0
         with recorded(trainer, step):
             noted = Noted(trainer, "train")
-            for batch in batches:
+            for number, batch in enumerate(batches, 1):
+                # Trainer asks for all handles before a rank is computed, so it has said this of the last one.
+                trainer.accelerator.gradient_state._set_sync_gradients(number == len(batches))
                 flos += float(self._own["floating_point_ops"](batch))
                 tokens += self._tokens(batch)
                 with alone(trainer):
