@@ -46,7 +46,7 @@ def exchange(
     if script.training.calls.leaders is not None and call == "dist.barrier":
         return alone(script, value)  # a framework's own call in what the leader alone does
     if script.between:
-        raise mistakes.in_turn(call)
+        raise mistakes.in_turn(call, script.turn)
     if script.evaluations.running:
         raise mistakes.in_evaluation(call)
     occasion = script.occasion(label)

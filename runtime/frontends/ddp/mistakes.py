@@ -43,7 +43,15 @@ def behind_a_framework() -> errors.NotInPlace:
     )
 
 
-def in_turn(call: str) -> errors.MidShardCollective:
+def in_turn(call: str, turn: str) -> errors.MidShardCollective:
+    """turn: where the script is, as RankScript has it."""
+    if turn == "unreduced":
+        return errors.MidShardCollective(
+            f"{call} was called behind a backward() under no_sync(), as that of an accumulated batch is. The other "
+            "ranks, whose turns this worker may have to compute later, cannot answer before the last batch of a step. "
+            "Call it behind the backward() of that one, with accelerate under `if accelerator.sync_gradients:`. "
+            f"{ELSE}"
+        )
     return errors.MidShardCollective(
         f"{call} was called between a batch and its backward(), where the other ranks, whose turns this worker may "
         "have to compute later, cannot answer yet. Call it behind optimizer.step(), or before the loop. SyncBatchNorm "

@@ -41,6 +41,8 @@ class Script(Protocol):
     @property
     def training(self) -> Training: ...
     @property
+    def turn(self) -> str: ...
+    @property
     def between(self) -> bool: ...
     @property
     def passing(self) -> bool: ...
@@ -99,7 +101,7 @@ class Evaluations:
     def check_begins(self) -> None:
         """Raise MidShardCollective if no evaluation may begin here."""
         if self._script.between:
-            raise mistakes.in_turn("an evaluation")
+            raise mistakes.in_turn("an evaluation", self._script.turn)
         if self.running:
             raise mistakes.in_evaluation("another evaluation")
 

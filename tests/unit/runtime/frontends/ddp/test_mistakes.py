@@ -8,6 +8,7 @@ import random
 import warnings
 from collections import UserDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -186,6 +187,24 @@ def called_before_backward(call: Callable[[Setup], object]) -> Main:
             loss = setup.loss(x, y)
             call(setup)
             setup.update(loss)
+
+    return main
+
+
+def called_behind_each_backward(call: Callable[[Setup], object], last: bool = False) -> Main:
+    """Of accumulated batches. last: behind that of the last one of a step alone, as the message says."""
+
+    def main() -> None:
+        setup = Setup()
+        for i, (x, y) in enumerate(setup.loader):
+            reduces = i % 2 == 1 or i + 1 == len(setup.loader)
+            with nullcontext() if reduces else setup.model.no_sync():
+                setup.loss(x, y).backward()
+            if reduces or not last:
+                call(setup)
+            if reduces:
+                setup.optimizer.step()
+                setup.optimizer.zero_grad()
 
     return main
 
@@ -1582,6 +1601,11 @@ STOPPED: dict[str, tuple[Main, type[BaseException], str]] = {
         MidShardCollective,
         "between a batch and its backward",
     ),
+    "one behind backward under no_sync": (
+        called_behind_each_backward(lambda _: dist.all_reduce(torch.ones(1))),
+        MidShardCollective,
+        r"^dist.all_reduce\(.*\) was called behind a backward\(\) under no_sync.* `if accelerator.sync_gradients:`",
+    ),
     "one before the model": (barrier_before_the_model, MidShardCollective, "between a batch and its backward"),
     "one of an evaluation before backward": (
         called_before_backward(evaluate),
@@ -1717,6 +1741,10 @@ TRAINS: dict[str, tuple[Main, int | None]] = {
     "behind an evaluation there is the sum of all batches": (all_reduce_behind_an_evaluation, BATCHES),
     "batch norm works": (norm, BATCHES),
     "two losses may be added up": (two_losses_added_up, BATCHES),
+    "a collective works behind the last backward of a step": (
+        called_behind_each_backward(lambda _: dist.all_reduce(torch.ones(1)), last=True),
+        BATCHES // 2 + 1,
+    ),
     "a second backward works if the first is under no_sync": (first_backward_without_reduction, BATCHES),
     "a loop may be left by what all_reduce gives": (left_by_the_loss_of_all_ranks, 6),
     "accumulation works with a step on the last batch": (lambda: accumulated(3, True), 3),
