@@ -391,6 +391,39 @@ def test_a_list_that_is_another_one_each_time_is_that_of_the_last_rank(tmp_path:
     assert len(trainer.made) == 1
 
 
+# Rows of self.log() in compute_loss()
+
+
+class Logs(Trainer):  # type: ignore[misc]  # it is Any here
+    text: Any = 1
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **told: Any) -> Any:
+        self.log({"mean_x": inputs["x"].mean(), "text": self.text})
+        return super().compute_loss(model, inputs, *args, **told)
+
+
+def test_what_ranks_log_at_the_same_time_is_one_row_with_their_mean(tmp_path: Path) -> None:
+    """An evaluation has seven batches: ranks have four of them at the same time, then three."""
+
+    def main() -> list[dict[str, float]]:
+        trainer = trained(tmp_path, Logs, gradient_accumulation_steps=2, eval_dataset=Points(50))
+        trainer.evaluate()
+        return [row for row in trainer.state.log_history if "mean_x" in row]
+
+    rows = alone(main)
+    assert [(row["step"], row["text"]) for row in rows] == [(0, 1), (0, 1), (1, 1), (1, 1), (2, 1), (2, 1)]
+    assert sum(row["mean_x"] for row in rows[:4]) / 4 == pytest.approx(1.55)  # of all samples
+    assert rows[4]["mean_x"] == pytest.approx(1.55)  # of the first four batches
+
+
+def test_a_row_that_has_no_mean_is_refused(tmp_path: Path) -> None:
+    class Texts(Logs):
+        text = "a line"
+
+    with pytest.raises(ConfigError, match=r"self.log\(\) in compute_loss.* of Texts has 'text', a str.*in a callback"):
+        alone(lambda: trained(tmp_path, Texts))
+
+
 # What a script calls by itself, and what it has of its own
 
 

@@ -34,7 +34,7 @@ from runtime.frontends.frameworks.step_loop import PassedBy, StepLoop
 from runtime.frontends.frameworks.trackers.event_files import TrainerEventFiles
 from runtime.frontends.frameworks.trackers.runs import TrainerRuns
 from runtime.frontends.frameworks.trainer_attributes import have_told, recorded
-from runtime.frontends.frameworks.trl_metrics import Noted, note
+from runtime.frontends.frameworks.trainer_notes import Noted, note
 from runtime.loop.control_scalars import UNRECORDED
 from runtime.loop.step import Step
 
@@ -59,7 +59,7 @@ FLOS, TOKENS, NOTED_TOTAL = (UNRECORDED + name for name in ("flos", "tokens", "t
 LEAVING = UNRECORDED + "leaving"
 """How many ranks were computed on nodes that have to go."""
 NOTED = UNRECORDED + "noted "
-"""In front of the names of what trl's trainers note."""
+"""In front of the names of what trainers note."""
 
 
 class Handle:
@@ -369,8 +369,8 @@ class TrainerLoop:
         # A step has no metrics if none of its ranks has a token to learn from.
         handle.flos, handle.tokens = said.get(FLOS, 0.0), int(said.get(TOKENS, 0))
         means = {name.removeprefix(NOTED): value for name, value in said.items() if name.startswith(NOTED)}
-        note(self._trainer, "train", means, said.get(NOTED_TOTAL, 0))
         have_told(self._trainer, said)
+        note(self._trainer, "train", means, said.get(NOTED_TOTAL, 0))
         before, self._leaving = self._leaving, LEAVING in said
         if self._leaving and not before:  # all workers know it in the same step, and the leader writes
             self._trainer.control.should_save = True
@@ -397,8 +397,7 @@ class TrainerLoop:
                 step.weigh(items)
             items = items * self._loop.ranks
         total, flos, tokens = 0.0, 0.0, 0
-        with recorded(trainer, step):
-            noted = Noted(trainer, "train")
+        with recorded(trainer, step), Noted(trainer, "train") as noted:
             for number, batch in enumerate(batches, 1):
                 # Trainer asks for all handles before a rank is computed, so it has said this of the last one.
                 trainer.accelerator.gradient_state._set_sync_gradients(number == len(batches))

@@ -22,7 +22,7 @@ from runtime.frontends.frameworks import own_generators
 from runtime.frontends.frameworks.rank_batches import collated, whole
 from runtime.frontends.frameworks.step_loop import StepLoop
 from runtime.frontends.frameworks.trainer_attributes import ToldSums, have_told, recorded
-from runtime.frontends.frameworks.trl_metrics import Noted, note
+from runtime.frontends.frameworks.trainer_notes import Noted, note
 from runtime.loop.training import Training
 from runtime.loop.training.gathering import gather
 
@@ -145,8 +145,8 @@ class Evaluation:
         _, noted, *answered = answer
         if noted is not None:
             means, done = noted
-            note(self._trainer, "eval", means, 0)
             have_told(self._trainer, done)
+            note(self._trainer, "eval", means, 0)
         loss, logits, labels = (_on(self._trainer.args.device, value) for value in answered)
         self._mean_loss = loss is not None and loss.numel() == 1
         return loss, logits, labels
@@ -172,8 +172,7 @@ class Evaluation:
             try:
                 for indices, inputs, part, items in zip(together, batches, own, shares, strict=True):
                     trainer._get_num_items_in_batch = lambda *args, items=items: items
-                    with recorded(trainer, done):
-                        noted = Noted(trainer, "eval")
+                    with recorded(trainer, done), Noted(trainer, "eval") as noted:
                         loss, logits, labels = self._own["prediction_step"](
                             model, inputs, loss_only, ignore_keys=ignore_keys
                         )
