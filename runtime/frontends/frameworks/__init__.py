@@ -14,6 +14,7 @@ framework keeps between steps is registered, for newcomers and for runs that go 
     hugging_face_evaluation.py  its evaluations, spread over the workers
     trainer_callbacks.py        the state of its callbacks, by the names of their classes
     trainer_attributes.py       what a user's compute_loss() does to its attributes, had on every worker
+    trainer_averages.py         averages of the weights that it changes, which are refused
     trainer_notes.py            what trainers log, and trl's collect, while they compute a loss
     accelerate.py               scripts with a loop of their own over what Accelerator.prepare() gives
     accelerate_batches.py       the batches of a prepared DataLoader, and the training loop over them

@@ -19,6 +19,7 @@ import torch
 from elastic.errors import ConfigError
 from runtime.frontends.frameworks.lightning.attributes import NUMBERS
 from runtime.frontends.frameworks.lightning.parts import ADDED_MAX, Record, attributes, have, tell, told
+from runtime.frontends.frameworks.trainer_averages import Averages
 from runtime.loop.control_scalars import UNRECORDED
 from runtime.loop.step import Step
 
@@ -44,8 +45,10 @@ def recorded(trainer: Any, step: Step | ToldSums) -> Iterator[None]:
     lists = {name: list(value) for name, value in vars(trainer).items() if type(value) is list}
     names = frozenset(vars(trainer))
     left: dict[str, Any] = {}
+    averages = Averages(trainer)
     with attributes(trainer) as record:
         yield
+        averages.check()
         left.update(_set_anew(trainer, lists))
     vars(trainer).update(left)
     for name in left:

@@ -1,0 +1,112 @@
+"""Tensors that a user's own Trainer keeps beside its model, such as an average of the weights, and that its
+compute_loss() or training_step() changes: what they have then would depend on the ranks that a worker computes.
+
+They are those of modules, dictionaries and lists in the attributes of the trainer, and in the attributes of objects
+there. Tensors that are themselves attributes of the trainer are carried: see trainer_attributes.py.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import nn
+
+from elastic.errors import ConfigError
+
+ITEMS_MAX = 4096
+"""Items of a list or dictionary that are looked at; one with more is data."""
+SAMPLE = 8
+"""Elements of a tensor whose values are looked at: a change through `.data` leaves the version as it is."""
+_LIBRARIES = frozenset(
+    ("builtins", "functools", "torch", "transformers", "accelerate", "datasets", "tokenizers", "peft", "trl", "runtime")
+)
+"""Packages of objects whose attributes are not looked at."""
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class Averages:
+    """What these tensors are before a rank is computed."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._before = [(path, tensors, _versions(tensors), _samples(tensors)) for path, tensors in _kept(trainer)]
+
+    def check(self) -> None:
+        """Raise ConfigError for one that has changed."""
+        for path, tensors, versions, samples in self._before:
+            if _versions(tensors) != versions or _differ(samples, _samples(tensors)) or self._anew(path, tensors):
+                raise ConfigError(
+                    f"self.{path} of {type(self._trainer).__name__} has tensors that compute_loss() or training_step() "
+                    "changes. Each worker calls these for its own ranks, so the values would depend on the workers. "
+                    "Update an average of the weights behind the step, in the on_step_end() of a callback, or start "
+                    "the script with --restart"
+                )
+
+    def _anew(self, path: str, tensors: Tensors) -> bool:
+        """Whether a dictionary has other tensors now under the names of weights. Of other names nothing is said: it may
+        note what the last batch has."""
+        try:
+            now = attrgetter(path)(self._trainer)
+        except AttributeError:
+            return False
+        if not isinstance(now, dict):
+            return False
+        names = {name for name, _ in self._trainer.model.named_parameters()} & tensors.keys()
+        return any(isinstance(now.get(name), torch.Tensor) and now[name] is not tensors[name] for name in names)
+
+
+def _kept(trainer: Any) -> Iterator[tuple[str, Tensors]]:
+    """Path of a module, a dictionary or a list -> its tensors that are none of the model."""
+    model = getattr(trainer, "model", None)
+    own = set()
+    if isinstance(model, nn.Module):
+        own = {tensor.data_ptr() for tensor in chain(model.parameters(), model.buffers()) if _is_plain(tensor)}
+    for name, value in list(vars(trainer).items()):
+        inner = {}
+        if type(value).__module__.partition(".")[0] not in _LIBRARIES and value is not model:
+            inner = {f"{name}.{below}": item for below, item in getattr(value, "__dict__", {}).items()}
+        for path, thing in {name: value, **inner}.items():
+            found = {key: item for key, item in _items(thing) if _is_plain(item) and item.data_ptr() not in own}
+            if found:
+                yield path, found
+
+
+def _items(thing: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(thing, nn.Module):
+        yield from chain(thing.named_parameters(), thing.named_buffers())
+    elif isinstance(thing, dict | list) and len(thing) <= ITEMS_MAX:
+        for key, item in thing.items() if isinstance(thing, dict) else enumerate(thing):
+            yield str(key), item
+
+
+def _is_plain(thing: Any) -> bool:
+    return (
+        type(thing) in (torch.Tensor, nn.Parameter)
+        and thing.layout is torch.strided
+        and thing.device.type != "meta"
+        and thing.numel() > 0
+    )
+
+
+def _versions(tensors: Tensors) -> list[int]:
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors.values()]
+
+
+def _samples(tensors: Tensors) -> dict[Any, torch.Tensor]:
+    """Device and dtype -> bytes of the first elements of such tensors."""
+    found = defaultdict(list)
+    for tensor in tensors.values():
+        if tensor.is_contiguous():
+            found[tensor.device, tensor.dtype].append(tensor.detach().view(-1)[:SAMPLE])
+    return {kind: torch.cat(some).view(torch.uint8) for kind, some in found.items()}
+
+
+def _differ(before: Mapping[Any, torch.Tensor], now: Mapping[Any, torch.Tensor]) -> bool:
+    """Whether values differ. A module that was cast, or is on another device now, is none that has changed."""
+    return before.keys() == now.keys() and not all(torch.equal(before[kind], now[kind]) for kind in now)
