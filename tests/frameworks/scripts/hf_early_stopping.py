@@ -1,5 +1,5 @@
-"""Fine-tuning by a subclass of transformers.Trainer that weighs its loss, with label smoothing in the evaluation, early
-stopping and a learning rate that follows the evaluation. `hf_early_stopping.py OUTPUT_DIR`."""
+"""Fine-tuning by a subclass of transformers.Trainer that weighs its loss and logs what it sees, with label smoothing in
+the evaluation, early stopping and a learning rate that follows the evaluation. `hf_early_stopping.py OUTPUT_DIR`."""
 
 import os
 import sys
@@ -41,6 +41,8 @@ class Weighted(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         outputs = model(inputs["x"])
         loss = nn.functional.cross_entropy(outputs["logits"], inputs["labels"], weight=torch.tensor([1.0, 2.0]))
+        if self.state.global_step % 3 == 0:  # in training and in evaluations
+            self.log({"margin": outputs["logits"].diff(dim=1).abs().mean().item()})
         return (loss, outputs) if return_outputs else loss
 
 
