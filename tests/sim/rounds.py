@@ -25,6 +25,7 @@ from runtime.frontends.restart.rounds import (
     LACKING_S,
     AllDone,
     AwaitNodes,
+    AwaitRoom,
     Blame,
     CopyThin,
     Decision,
@@ -94,7 +95,9 @@ class Worker:
     knows: int = 0
     dead: bool = False
     lacking_from_s: float = NEVER_S
-    """From when on it waits for the memory of another machine."""
+    """From when on it waits for the memory of another machine, or for room in one."""
+    awaited: set[str] = field(default_factory=set)
+    """For which of the two it has waited in this round."""
     left: bool = False
     """It has found that all scripts have ended."""
     ends_by_s: float = NEVER_S
@@ -136,6 +139,11 @@ class RoundsWorld:
         self.troubles = self.clock.random.randint(0, 6)
         self.full = Random(f"full {seed}")
         """Draws when the memory of a machine is full: in a third of the jobs, and without it the others are as ever."""
+        self.no_room = Random(f"no room {seed}")
+        """Draws when it is full for a while as a round begins, in the same way."""
+        self.fills = self.no_room.random() < 0.33
+        self.full_until_s: dict[str, float] = {}
+        """By machine."""
         self.workers: dict[str, Worker] = {}
         self.generations: list[tuple[str, ...]] = [()]
         self.newcomers: list[str] = []
@@ -277,6 +285,10 @@ class RoundsWorld:
                 worker.state.known = worker.state.known or self.memories.remembered(name)
                 worker.state.off = max(worker.state.off, self.memories.forget_void(name))
                 worker.state.held = self.memories.look(name, members)
+                if self.fills and (worker.state.held or worker.state.known) and self.no_room.random() < 0.2:
+                    lasts_s = self.no_room.uniform(0.0, 0.8 * LACKING_S)
+                    self.full_until_s.setdefault(node_of(name), self.clock.now_s + lasts_s)
+                worker.state.memory = self._has_room(name)
                 mine, shares = share(name, members)
                 worker.state.tells = rounds.tells_new_ones(name, exchange.result, members)
                 told = worker.records.unrecorded() if worker.state.tells else ()
@@ -293,13 +305,18 @@ class RoundsWorld:
                 assert lacking.round > worker.off, f"it waits for step {lacking.step}, behind which nothing was kept"
                 missed |= 0 < self.memories.off == self.memories.newest_round  # who has kept nothing more may be lost
                 assert source < there or missed, "it waits for a step on its way to its mirrors"
-                worker.lacking_from_s = min(worker.lacking_from_s, self.clock.now_s)
+                self._wait(worker, "nodes")
+            case AwaitRoom():
+                self.reached.add("room awaited")
+                self._wait(worker, "room")
+                worker.state.memory = self._has_room(name)
             case CopyThin(parts):
                 worker.state.held = (*(worker.state.held or ()), *self.memories.copy(name, parts))
                 worker.state.copied = True
             case StartScript() as start:
                 said = [exchange.result[member] for member in members]
                 in_vain = any(one.lacking_s >= LACKING_S for one in said)
+                assert in_vain or not start.without, "a round begins without what is kept, for a moment without room"
                 nobody_knows = all(one.known is None or not one.known.nodes for one in said)
                 self.memories.load(
                     members,
@@ -316,7 +333,7 @@ class RoundsWorld:
                 worker.records.begin(number, start.source)
                 worker.state.starts(start, number)
                 self.memories.remember(name, worker.state.known)
-                worker.lacking_from_s = NEVER_S
+                worker.lacking_from_s, worker.awaited = NEVER_S, set()
                 self._start(worker, start)
             case Blame(blamed, failure) if blamed == name:
                 self.reached.add("killed" if failure.is_from_outside else "failed")
@@ -537,6 +554,15 @@ class RoundsWorld:
                     for other in running:
                         if other is not worker and other.script is not None:
                             other.script.idle_from_s = min(other.script.idle_from_s, self.clock.now_s)
+
+    def _wait(self, worker: Worker, what: str) -> None:
+        """As the supervisor does: each kind of wait has its own time."""
+        if what not in worker.awaited:
+            worker.awaited.add(what)
+            worker.lacking_from_s = self.clock.now_s
+
+    def _has_room(self, name: str) -> bool | None:
+        return None if self.clock.now_s < self.full_until_s.get(node_of(name), 0.0) else True
 
     def _turn_off(self) -> None:
         """The memory of a machine is full for one script."""

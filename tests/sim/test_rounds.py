@@ -22,7 +22,7 @@ SEEDS = 180
 MUST_REACH = (
     *("all lost", "ended in part", "failed", "failing", "hang", "join", "killed", "lost", "lost at the end"),
     *("waited", "copied", "done again", "node lost", "torn", "two nodes lost", "drain", "agreed"),
-    *("several done again", "void", "off"),
+    *("several done again", "void", "off", "room awaited"),
 )
 
 
@@ -131,6 +131,14 @@ def _hangs_soon(*words: Any, **options: Any) -> rounds.Decision:
     return SOUND(*words, **{**options, "hang_s": 0.0})
 
 
+def _waits_for_no_room(*words: Any, **options: Any) -> rounds.Decision:
+    """As it was once: what all machines have kept is void, as one memory is full for a moment."""
+    reports, members, _ = words
+    found = SOUND(*words, **options)
+    store = reports[members[0]].store
+    return StartScript(store, without=found.workers) if store and isinstance(found, rounds.AwaitRoom) else found
+
+
 def _blames_itself(*words: Any, **options: Any) -> rounds.Decision:
     """Whoever decides first; each of them blames another one."""
     found = SOUND(*words, **options)
@@ -194,6 +202,7 @@ calls: Counter[str] = Counter()
         ("decide", _never_hangs, "does not end"),
         ("decide", _hangs_soon, "gets on"),
         ("decide", _blames_itself, "different decisions"),
+        ("decide", _waits_for_no_room, "for a moment without room"),
         ("is_settled", _settles_early, "done again"),
         ("newest_whole", _takes_what_is_not_whole, "not whole"),
         ("thin_parts", lambda held, source, members: [], "done again"),
