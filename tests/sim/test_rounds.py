@@ -133,10 +133,13 @@ def _hangs_soon(*words: Any, **options: Any) -> rounds.Decision:
 
 def _waits_for_no_room(*words: Any, **options: Any) -> rounds.Decision:
     """As it was once: what all machines have kept is void, as one memory is full for a moment."""
-    reports, members, _ = words
     found = SOUND(*words, **options)
+    if not isinstance(found, rounds.AwaitRoom):
+        return found
+    reports, members, _ = words
     store = reports[members[0]].store
-    return StartScript(store, without=found.workers) if store and isinstance(found, rounds.AwaitRoom) else found
+    assert store is not None, "the store of another round"
+    return StartScript(store, without=found.workers)
 
 
 def _blames_itself(*words: Any, **options: Any) -> rounds.Decision:
