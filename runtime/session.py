@@ -175,7 +175,7 @@ class ScriptLoop:
     def __init__(self, *, newcomer: bool = False) -> None:
         self.at = LoopState(standing=Standing.NEWCOMER if newcomer else Standing.MEMBER)
         self.stop: str | None = None
-        """Of the state that this newcomer has copied last, as in JoinMeta."""
+        """Why all workers leave, as JoinMeta.stop says it, in the state that this newcomer has copied last."""
 
     def post(self, event: ScriptEvent) -> Move:
         """What follows from what has happened. Raises JoinMissed if this newcomer cannot become a member any more."""

@@ -18,7 +18,8 @@ AFTER_S = 30.0
 """After a fault that its worker survives has ended: who ends or is lost still later does so for another reason."""
 LOSSES = ("member_lost", "worker_lost", "expelled")
 LIVE = (Effect.FREEZES, Effect.ISOLATES, Effect.SUSPECTS)
-"""Who is hit may be declared lost, and lives. Others that live may not be taken for dead."""
+"""Effects of faults whose targets go on living, and may be declared lost. The targets of other faults that leave them
+alive may not be declared lost."""
 
 
 def detection(history: History) -> CheckerVerdict:

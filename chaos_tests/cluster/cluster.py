@@ -40,7 +40,8 @@ CLOSE_S = 20.0
 """For the keepers of jobs to end what is below them, once their daemon is gone."""
 CLUSTER_POLL_S = 0.02
 OWN_PREFIX = "elastic-cluster-"
-"""Of the directory with etcd's data, which a later cluster removes if this process is killed."""
+"""With this begins the name of the directory of etcd's data. A later cluster removes the directory if this process is
+killed."""
 
 
 class Cluster:

@@ -26,7 +26,8 @@ from elastic.records import temp_dirs
 from elastic.records.files import read_job
 
 OWN_PREFIX = "chaos-"
-"""Of the directory with all temporary files of a run, which a later run removes if this process is killed."""
+"""With this begins the name of the directory of a run's temporary files. A later run removes the directory if this
+process is killed."""
 STALL_CHECK_S = 1.0
 STALLED_S = 90.0
 """A run with faults in which no step was applied for so long is stopped; the checkers say what that means."""

@@ -173,7 +173,7 @@ class HostTasks:
         host.closes.set()
 
     def _outcome(self, host: _Host) -> TaskOutcome | ElasticError:
-        """Of a host whose process has ended. The driver is told."""
+        """What the ended process of a host has said; the driver hears of it, too."""
         process, host.process = host.process, None
         assert process is not None and host.said is not None
         with host.said as file:

@@ -293,13 +293,18 @@ class Harvest:
         """Names of the parameters whose reduced gradient has an infinity or NaN; nearly always none.
 
         Then the sum of all elements is not finite. The sum may also overflow, so each parameter is checked then. A
-        "sum" of float16 gradients may be finite here and infinite in float16, so its parameters are always checked.
+        "sum" of float16 gradients may be finite here and infinite in float16, so each parameter is also checked where
+        an element is too large for the narrowest dtype. The host waits once for each group.
         """
         found: list[str] = []
         for name, group in self._groups.items():
             flat = self._here(result, name)
-            narrow = gradients == "sum" and any(parameter.dtype is not group.dtype for parameter in group.parameters)
-            if narrow or not math.isfinite(flat[: group.gradients].sum().item()):
+            whole, dtypes = flat[: group.gradients], {parameter.dtype for parameter in group.parameters}
+            if gradients == "sum" and dtypes - {group.dtype} and group.gradients:
+                fits = whole.abs().amax().item() <= min(torch.finfo(dtype).max for dtype in dtypes)
+            else:
+                fits = math.isfinite(whole.sum().item())
+            if not fits:
                 for i, parameter, part in zip(group.numbers, group.parameters, group.gradient_parts(flat), strict=True):
                     seen = part.to(parameter.dtype) if gradients == "sum" else part
                     if not bool(seen.isfinite().all()):
@@ -355,8 +360,8 @@ class Harvest:
         return result.flats[name].to(self._device)
 
     def _changed_integers(self, shard: int) -> Json:
-        """Of a shard other than the first, the counters of BatchNorm alone: they count the step if the first shard is
-        skipped."""
+        """The values of the integer buffers that this shard has changed, by name; None: there are none. A shard other
+        than the first tells of BatchNorm's counters alone, which count the step if the first shard is skipped."""
         counting = [buffer for buffer in self._integers if shard == 0 or isinstance(buffer.owner, _NormBase)]
         if not counting:
             return None

@@ -44,8 +44,9 @@ def sampler_of(loader: DataLoader[Any]) -> DistributedSampler[Any] | None:
 
 
 def seed_again(seed: int, again: int) -> int:
-    """Of the random numbers that the batches of a loop draw. again: how often a loop has begun in the same epoch of
-    the sampler or loader before: the order may repeat then, but what a batch draws is new."""
+    """The seed of the random numbers that the batches of a loop draw. seed: that of the epoch's first loop. again: how
+    often a loop has begun in the same epoch of the sampler or loader before: the order of the samples may repeat then,
+    but the random numbers of a batch are new."""
     return derived_seed(b"epoch again", f"{seed},{again}".encode()) if again else seed
 
 

@@ -241,7 +241,7 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
 
 def _gathered(kind: str, tensors: Tensors, name: str | None, among: ProcessSet) -> list[Tensor]:
     begins: list[int] = []
-    """Of each tensor: where the rows of this rank begin."""
+    """For each tensor the number of the first row that this rank has brought."""
     shapes = [tensor.shape for tensor in tensors if isinstance(tensor, torch.Tensor)]  # `_call` refuses others
 
     def gather(given: Tensors) -> list[Tensor]:

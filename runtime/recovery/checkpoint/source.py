@@ -49,7 +49,7 @@ class ResumeSource:
 
     def read(self, manifest: Manifest) -> list[torch.Tensor]:
         """The tensors of the state, with every byte checked. Ends the process if they cannot be read."""
-        # torch.distributed.checkpoint takes a second to import, and only a resumed run needs it.
+        # torch.distributed.checkpoint takes seconds to import, and only a resumed run needs it.
         from runtime.recovery.checkpoint import reader
 
         name = self._name
