@@ -8,5 +8,5 @@ safetensors_files.py  the data files
 ledger_barrier.py     waits until the ledger has the steps before a checkpoint
 memory_snapshots.py   checkpoints in this machine's memory
 source.py             the checkpoint or snapshot from which a run goes on
-reader.py             a StorageReader of torch.distributed.checkpoint that checks every byte
+reader.py             reads a checkpoint into memory, and checks every byte
 """

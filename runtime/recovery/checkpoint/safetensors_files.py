@@ -22,11 +22,6 @@ from runtime.recovery.state.encoding import to_blob
 
 CHUNK_BYTES = 4 << 20
 _NAMES: dict[torch.dtype, str] = {getattr(torch, name): known for name, known in DTYPES.items()}
-_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
-
-
-def dtype_of(piece: TensorPiece) -> torch.dtype:
-    return _DTYPES[piece.dtype]
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from elastic.checkpoints.series import Series, newest_in_memory
 from elastic.checkpoints.settings import Settings
 from elastic.checkpoints.storage import MemoryStorage, Storage
 from elastic.errors import CheckpointCorrupt
+from runtime.recovery.checkpoint import reader
 from runtime.session import Session
 
 TRIES = 2
@@ -49,9 +50,6 @@ class ResumeSource:
 
     def read(self, manifest: Manifest) -> list[torch.Tensor]:
         """The tensors of the state, with every byte checked. Ends the process if they cannot be read."""
-        # torch.distributed.checkpoint takes seconds to import, and only a resumed run needs it.
-        from runtime.recovery.checkpoint import reader
-
         name = self._name
         assert name is not None
         return self._tried(name, lambda: reader.read(self._series, manifest))

@@ -6,6 +6,8 @@ import json
 import os
 import resource
 import shutil
+import subprocess
+import sys
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
@@ -33,6 +35,7 @@ from runtime.loop.job import Job
 from runtime.recovery.checkpoint import coordinator, reader
 from runtime.recovery.checkpoint.saver import SaverTask
 from tests.unit.jobs import Recorded, Setup, make_job, set_up, train
+from tests.unit.sources import ROOT
 from tests.unit.worlds import FakeMember, World
 
 Configure = Callable[..., Series]
@@ -123,6 +126,11 @@ def test_other_tools_read_the_files(configure: Configure, tmp_path: Path) -> Non
     assert all(torch.equal(wanted[f"model.{name}"], value) for name, value in weights.items())
 
 
+def test_a_resumed_run_does_not_wait_for_the_import_of_distributed_checkpoints() -> None:
+    program = "import runtime.recovery.checkpoint.source, sys; sys.exit('torch.distributed.checkpoint' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+
+
 def test_the_time_to_read_grows_with_the_number_of_tensors_not_with_its_square(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,7 +146,7 @@ def test_the_time_to_read_grows_with_the_number_of_tensors_not_with_its_square(
 
     pieces = [replace(piece, name=Name(piece.name)) for piece in Series(series.storage, "best").pieces(manifest)]
     monkeypatch.setattr(Series, "pieces", lambda self, manifest: pieces)
-    reader.EntryReader(Series(series.storage, "best"), manifest).read_metadata()
+    reader.read(Series(series.storage, "best"), manifest)
     assert len(compared) < 4 * len(pieces)
 
 
