@@ -13,6 +13,7 @@ framework keeps between steps is registered, for newcomers and for runs that go 
     hugging_face.py             transformers.Trainer
     hugging_face_evaluation.py  its evaluations, spread over the workers
     trainer_callbacks.py        the state of its callbacks, by the names of their classes
+    long_tensors.py             modules and long tensors that callbacks keep, for newcomers and checkpoints
     trainer_attributes.py       what a user's compute_loss() does to its attributes, had on every worker
     trainer_averages.py         averages of the weights that it changes, which are refused
     trainer_notes.py            what trainers log, and trl's collect, while they compute a loss

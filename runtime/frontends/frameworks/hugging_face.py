@@ -138,6 +138,8 @@ class TrainerLoop:
         """Whether a node had to go when the last step was computed."""
         self._in_epoch = False
         """Whether the trainer's own loop asks for batches, and gets handles."""
+        self._unchanged: trainer_callbacks.Unchanged | None = None
+        """What callbacks keep beside it, when the last step was handed out."""
         self._handed_out: list[Handle] | None = None
         """The handles of the step in progress."""
         self._event_files = TrainerEventFiles(trainer)
@@ -159,10 +161,12 @@ class TrainerLoop:
         for row in trainer.state.log_history[len(self._rows) :]:
             self._rows.append({name: value.item() if hasattr(value, "item") else value for name, value in row.items()})
         state["log_history"] = list(self._rows)
+        callbacks = trainer_callbacks.kept(trainer.callback_handler.callbacks, trainer.model)
+        self._unchanged = trainer_callbacks.Unchanged(callbacks)
         return {
             "state": state,
             "control": plain_attributes(trainer.control),
-            "callbacks": trainer_callbacks.kept(trainer.callback_handler.callbacks),
+            "callbacks": callbacks,
             "trainer": plain_attributes(trainer, without=DATA),
             "runs": self._runs.state_dict(),
             "leaving": self._leaving,
@@ -171,16 +175,17 @@ class TrainerLoop:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._found = state
-        self._put_back()
+        self._put_back(strict=False)
 
-    def _put_back(self) -> None:
+    def _put_back(self, *, strict: bool) -> None:
+        """strict: on_train_begin() of the callbacks was called."""
         trainer, found = self._trainer, self._found
         if found is None:
             return
         set_attributes(trainer.state, found["state"])
         self._rows = list(trainer.state.log_history)
         set_attributes(trainer.control, found["control"])
-        trainer_callbacks.put_back(trainer.callback_handler.callbacks, found["callbacks"])
+        trainer_callbacks.put_back(trainer.callback_handler.callbacks, found["callbacks"], strict=strict)
         set_attributes(trainer, found["trainer"])
         if "runs" in found:  # an older version did not count
             self._runs.load_state_dict(found["runs"])
@@ -303,7 +308,7 @@ class TrainerLoop:
         trainer, loop = self._trainer, self._loop
         if loop.entered:
             loop.enter(functools.partial(self._shard, about["model"]))
-            self._put_back()
+            self._put_back(strict=True)
             if loop.epoch > epoch:  # the job's epoch has ended meanwhile
                 if trainer.control.should_training_stop:  # no epoch follows, and this worker is where the others are
                     loop.entered, self._found = False, None
@@ -384,6 +389,8 @@ class TrainerLoop:
                 f"Trainer asks for step {self._loop.position + 1} of an epoch, which has no batch: its _run_epoch() "
                 "has not begun where the job is; leave it as transformers has it"
             )
+        if self._unchanged is not None and not self._loop.entered:
+            self._unchanged.check()
         own = trainer.args.average_tokens_across_devices
         trainer.current_gradient_accumulation_steps = len(batches)
         with alone(trainer):

@@ -17,15 +17,12 @@ import torch
 from torch import nn
 
 from elastic.errors import ConfigError
+from runtime.frontends.frameworks.long_tensors import LIBRARIES, addresses, is_strided
 
 ITEMS_MAX = 4096
 """Items of a list or dictionary that are looked at; one with more is data."""
 SAMPLE = 8
 """Elements of a tensor whose values are looked at: a change through `.data` leaves the version as it is."""
-_LIBRARIES = frozenset(
-    ("builtins", "functools", "torch", "transformers", "accelerate", "datasets", "tokenizers", "peft", "trl", "runtime")
-)
-"""Packages of objects whose attributes are not looked at."""
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -64,15 +61,15 @@ class Averages:
 def _kept(trainer: Any) -> Iterator[tuple[str, Tensors]]:
     """Path of a module, a dictionary or a list -> its tensors that are none of the model."""
     model = getattr(trainer, "model", None)
-    own = set()
-    if isinstance(model, nn.Module):
-        own = {tensor.data_ptr() for tensor in chain(model.parameters(), model.buffers()) if _is_plain(tensor)}
+    own = addresses(model) if isinstance(model, nn.Module) else set()
     for name, value in list(vars(trainer).items()):
         inner = {}
-        if type(value).__module__.partition(".")[0] not in _LIBRARIES and value is not model:
+        if type(value).__module__.partition(".")[0] not in LIBRARIES and value is not model:
             inner = {f"{name}.{below}": item for below, item in getattr(value, "__dict__", {}).items()}
         for path, thing in {name: value, **inner}.items():
-            found = {key: item for key, item in _items(thing) if _is_plain(item) and item.data_ptr() not in own}
+            if thing is model:
+                continue
+            found = {key: item for key, item in _items(thing) if is_strided(item) and item.data_ptr() not in own}
             if found:
                 yield path, found
 
@@ -83,15 +80,6 @@ def _items(thing: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(thing, dict | list) and len(thing) <= ITEMS_MAX:
         for key, item in thing.items() if isinstance(thing, dict) else enumerate(thing):
             yield str(key), item
-
-
-def _is_plain(thing: Any) -> bool:
-    return (
-        type(thing) in (torch.Tensor, nn.Parameter)
-        and thing.layout is torch.strided
-        and thing.device.type != "meta"
-        and thing.numel() > 0
-    )
 
 
 def _versions(tensors: Tensors) -> list[int]:

@@ -7,21 +7,46 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from torch import nn
+
 from elastic.errors import ConfigError
+from runtime.frontends.frameworks import long_tensors
 from runtime.frontends.frameworks.plain_state import plain_attributes, set_attributes
 from runtime.frontends.frameworks.trackers.runs import OF_RUN
 
 Key = tuple[str, int]
 
 
-def kept(callbacks: Iterable[Any]) -> list[Any]:
-    """[name of the class, its plain attributes] of each callback, in their order."""
-    return [[_name(each), plain_attributes(each, without=OF_RUN)] for each in callbacks]
+def kept(callbacks: Iterable[Any], model: nn.Module | None = None) -> list[Any]:
+    """[name of the class, its plain attributes, long_tensors.told of it] of each callback, in their order."""
+    rows = []
+    for each in callbacks:
+        long = long_tensors.told(each, model) if _decides(name := _name(each)) else long_tensors.NOTHING
+        rows.append([name, plain_attributes(each, without=OF_RUN), long])
+    return rows
 
 
-def put_back(callbacks: list[Any], state: list[Any]) -> None:
-    """Give callbacks what `kept` has told of others. Raises ConfigError if one that has a state is in one process
-    only."""
+class Unchanged:
+    """Long tensors when a step was handed out. A newcomer gets them as they are while ranks are computed, and calls
+    on_step_begin() itself."""
+
+    def __init__(self, state: list[Any]) -> None:
+        """state: by `kept`."""
+        self._before = [(name, long, long_tensors.versions(long)) for name, _, long in state if any(long.values())]
+
+    def check(self) -> None:
+        """Raise ConfigError for a callback whose tensors have changed in place."""
+        for name, long, versions in self._before:
+            if long_tensors.versions(long) != versions:
+                raise ConfigError(
+                    f"callback {name} changes tensors between the beginning of a step and its gradients, so a worker "
+                    "that joins would change them twice: change them in on_step_end()"
+                )
+
+
+def put_back(callbacks: list[Any], state: list[Any], *, strict: bool = True) -> None:
+    """Give callbacks what `kept` has told of others. strict: their on_train_begin() was called. Raises ConfigError if
+    one that has a state is in one process only."""
     if state and all(
         isinstance(each, dict) for each in state
     ):  # an older version told no names, and the order was the same
@@ -31,15 +56,20 @@ def put_back(callbacks: list[Any], state: list[Any]) -> None:
                 f"{len(callbacks)}: give it the callbacks of the run that wrote the checkpoint"
             )
         state = [[_name(callback), values] for callback, values in zip(callbacks, state, strict=True)]
+    # An older version told no long tensors.
+    rows = [(name, (values, *(long or [long_tensors.NOTHING]))) for name, values, *long in state]
     here = dict(_numbered((_name(each), each) for each in callbacks))
-    there = dict(_numbered(map(tuple, state)))
-    for key, values in there.items():
+    there = dict(_numbered(rows))
+    for key, (values, long) in there.items():
         if (callback := here.get(key)) is not None:
             set_attributes(callback, values)
-        elif values and _decides(key[0]):
+            long_tensors.put_back(callback, long, f"callback {key[0]}", strict=strict)
+        elif (values or any(long.values())) and _decides(key[0]):
             raise _refusal(key[0], "has a state in the other workers, or in the checkpoint, and is not in this one")
     for key, callback in here.items():
-        if key not in there and _decides(key[0]) and plain_attributes(callback, without=OF_RUN):
+        if key in there or not _decides(key[0]):
+            continue
+        if plain_attributes(callback, without=OF_RUN) or any(long_tensors.told(callback, None).values()):
             raise _refusal(key[0], "has a state in this worker, and is not in the others, or in the checkpoint")
 
 

@@ -7,6 +7,9 @@ import time
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
+from torch.nn.utils import parameters_to_vector
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments, set_seed
 from transformers.trainer_utils import get_last_checkpoint
@@ -38,6 +41,39 @@ def padded(samples):
 class Nap(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         time.sleep(pace())
+
+
+class Distance:
+    """How far the weights have gone."""
+
+    def __init__(self, model):
+        self.last = parameters_to_vector(model.parameters()).detach().clone()
+        self.gone, self.steps = torch.zeros_like(self.last), 0
+
+    def update(self, model):
+        now = parameters_to_vector(model.parameters()).detach().clone()
+        self.gone += (now - self.last).abs()
+        self.last, self.steps = now, self.steps + 1
+
+
+class Averages(TrainerCallback):
+    """Writes what it keeps beside the model: an average of the weights, and a vector as long as all weights."""
+
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        self.distance = Distance(model)
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        self.average.update_parameters(model)
+        self.distance.update(model)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        if state.is_world_process_zero:
+            where = Path(args.output_dir, "averages")
+            where.mkdir(exist_ok=True)
+            tensors = {name: value.clone() for name, value in self.average.named_parameters()}
+            steps = torch.tensor([self.average.n_averaged, self.distance.steps])
+            save_file({**tensors, "gone": self.distance.gone, "steps": steps}, where / "model.safetensors")
 
 
 def pace():
@@ -91,7 +127,7 @@ trainer = Trainer(
     train_dataset=Counting(190, 0),
     eval_dataset=Counting(int(os.environ.get("EVALUATED", "40")), 1),
     data_collator=padded,
-    callbacks=[Nap()],
+    callbacks=[Nap(), Averages()],
 )
 found = os.path.isdir(sys.argv[1]) and get_last_checkpoint(sys.argv[1])
 trainer.train(resume_from_checkpoint=found or None)

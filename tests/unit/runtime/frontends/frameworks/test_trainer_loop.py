@@ -20,7 +20,7 @@ def entered(loop_epoch: int, stops: bool) -> tuple[Any, list[int]]:
         args=SimpleNamespace(gradient_accumulation_steps=1, ignore_data_skip=True),
     )
     own._loop = SimpleNamespace(entered=True, epoch=loop_epoch, position=2, enter=lambda closure: None)
-    own._found, own._put_back = {}, lambda: None
+    own._found, own._put_back = {}, lambda strict: None
 
     def run_epoch(epoch: int, **about: Any) -> None:
         assert not own._trainer.args.ignore_data_skip, "Trainer would begin with the first batch"
