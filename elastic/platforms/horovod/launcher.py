@@ -150,15 +150,22 @@ class HostTasks:
         return [host for host in [*self._hosts.values(), *self._left] if host.process is not None]
 
     def _start(self, host: _Host) -> None:
+        """An OSError, such as a full disk or no room for a process, is a failed attempt: others follow."""
         name, task = host.name, host.task
         task.attempts += 1
         task.node = f"host-{task.number}-{task.attempts}"
-        ticket = self._driver.fleet.ticket(self._driver.job, task.node, host.slots, GRACE_S, self._driver.function)
-        ticket = replace(ticket, leaves_after_loss=self._launch.cooldown_s is not None)
-        host.said = tempfile.TemporaryFile()  # noqa: SIM115 - `_outcome` closes it
-        host.process = process = children.start(
-            command_of(name, self._launch.ssh), obeys=False, stdin=subprocess.PIPE, stdout=host.said
-        )
+        try:
+            ticket = self._driver.fleet.ticket(self._driver.job, task.node, host.slots, GRACE_S, self._driver.function)
+            ticket = replace(ticket, leaves_after_loss=self._launch.cooldown_s is not None)
+            with contextlib.ExitStack() as unless_started:
+                said = unless_started.enter_context(tempfile.TemporaryFile())  # `_outcome` closes it
+                command = command_of(name, self._launch.ssh)
+                process = children.start(command, obeys=False, stdin=subprocess.PIPE, stdout=said)
+                unless_started.pop_all()
+        except OSError as error:
+            self._driver.ended(task, ElasticError(f"{name} cannot be started from here: {error}"))
+            return
+        host.said, host.process = said, process
         print(f"elastic: {name} with {host.slots} slots is {task.node}", file=sys.stderr, flush=True)
         host.closes = threading.Event()
         threading.Thread(target=_hand_over, args=(process, to_line(ticket), host.closes), daemon=True).start()
@@ -178,11 +185,11 @@ class HostTasks:
         assert process is not None and host.said is not None
         with host.said as file:
             file.seek(0)
-            said = file.read().splitlines()[-1:]
+            said = file.read().splitlines()
         host.closes.set()
         outcome: TaskOutcome | ElasticError = ElasticError(f"its process has ended with {process.returncode}")
-        if process.returncode == 0 and said:
-            outcome = outcome_of(said[0])
+        if process.returncode == 0:
+            outcome = _told(said)
         self._driver.ended(host.task, outcome)
         return outcome
 
@@ -196,6 +203,15 @@ class HostTasks:
         wait_s = self._blacklist.lost(host.name, time.monotonic())
         how_long = "for good" if wait_s == math.inf else f"for {wait_s:g} s"
         print(f"elastic: {host.name} has lost a worker, and is left {how_long}", file=sys.stderr, flush=True)
+
+
+def _told(said: Sequence[bytes]) -> TaskOutcome | ElasticError:
+    """The outcome among the lines that a host has printed: a shell of the host may print others behind it."""
+    for line in reversed(said):
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+            return outcome_of(line)
+    last = said[-1][:200].decode(errors="replace") if said else "nothing"
+    return ElasticError(f"its process has ended without an outcome; the last that it printed: {last}")
 
 
 def _hand_over(process: subprocess.Popen[bytes], ticket: bytes, closes: threading.Event) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
@@ -16,6 +17,7 @@ from elastic.platforms.common.job_driver import NodeTask
 from elastic.platforms.common.node_task import TaskOutcome, Ticket
 from elastic.platforms.horovod import launcher
 from elastic.platforms.horovod.launcher import HostTasks
+from elastic.process import children
 
 LARGE = 200_000
 """Bytes: a pipe holds 64 KiB."""
@@ -95,6 +97,39 @@ def test_no_failure_counts_when_the_job_is_over(monkeypatch: pytest.MonkeyPatch)
         assert host.process is not None and host.process.wait(60) == 1
     with pytest.raises(ElasticError, match="--reset-limit 0"):
         again.hosts.step({"a": 1})
+
+
+def test_a_shell_of_the_host_may_print_behind_the_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch, RETURNS.format(times=1) + "print('[1, 2]')\nprint('goodbye')")
+    job.hosts.step({"a": 1})
+    job.hosts.finish()
+    (outcome,) = job.outcomes
+    assert isinstance(outcome, TaskOutcome) and outcome.values == {0: b"host-0-1"}
+    silent = Job(monkeypatch, "import sys; sys.stdin.buffer.readline(); print('goodbye')")
+    silent.hosts.step({"a": 1})
+    silent.hosts.finish()
+    assert [str(outcome) for outcome in silent.outcomes] == [
+        "its process has ended without an outcome; the last that it printed: goodbye"
+    ]
+
+
+def test_a_host_that_cannot_be_started_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch, RETURNS.format(times=1))
+    starts = children.start
+    full = OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    def refuses(*_: Any, **__: Any) -> Any:
+        raise full
+
+    monkeypatch.setattr(children, "start", refuses)
+    job.hosts.step({"a": 1})
+    assert [str(outcome) for outcome in job.outcomes] == [f"a cannot be started from here: {full}"]
+    assert not job.hosts._all()
+    monkeypatch.setattr(children, "start", starts)
+    job.hosts.step({"a": 1})
+    job.hosts.finish()
+    outcome = job.outcomes[-1]
+    assert isinstance(outcome, TaskOutcome) and outcome.values == {0: b"host-0-2"}
 
 
 def test_the_hosts_are_told_an_address_that_they_reach(monkeypatch: pytest.MonkeyPatch) -> None:
