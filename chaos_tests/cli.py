@@ -287,11 +287,14 @@ def _replay(options: argparse.Namespace) -> int:
 
     before = campaign.read_report(options.report)
     beside = (options.report if options.report.is_dir() else options.report.parent).absolute()
-    if why := request.cannot(campaign.from_document(Path(), before["asked"])):
+    asked = campaign.from_document(Path(), before["asked"])
+    if not asked.job:
+        campaign.script_of(asked.command, asked.directory)
+    if why := request.cannot(asked):
         print(f"chaos: SKIPPED {why}", file=sys.stderr)
         return SKIPPED
     home = _home(options.job_dir, beside.name)
-    asked = campaign.from_document(home, before["asked"])
+    asked = replace(asked, home=home)
     with _told_on_stderr(options.json):
         print(f"chaos: again preset {asked.preset}, seed {asked.seed}, in {home}", flush=True)
         _judge(_both_runs(asked, beside if (beside / "quiet" / "result.json").exists() else None))

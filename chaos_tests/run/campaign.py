@@ -15,7 +15,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -146,7 +146,7 @@ def specification(campaign: Campaign) -> JobSpec:
     that there are some when all workers are lost."""
     if campaign.job:
         return _of_file(campaign)
-    name, command = script_of(campaign.command)
+    name, command = script_of(campaign.command, campaign.directory)
     return JobSpec(
         name=default_name(name),
         command=command,
@@ -161,10 +161,15 @@ def specification(campaign: Campaign) -> JobSpec:
     )
 
 
-def script_of(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """Its name, and the command of a worker. Raises ConfigError if there is no such script or module."""
+def script_of(words: Sequence[str], directory: str = "") -> tuple[str, tuple[str, ...]]:
+    """Its name, and the command of a worker. directory: from which it is looked for; "": here. Raises ConfigError if
+    there is no such script or module."""
     module = words[0] == "-m"
-    return script_command(words[1:] if module else words, module=module, verb="chaos run")
+    try:
+        with chdir(directory or "."):
+            return script_command(words[1:] if module else words, module=module, verb="chaos run")
+    except OSError as error:
+        raise ConfigError(f"{directory}, where the job ran, cannot be entered: {error.strerror}") from error
 
 
 def _of_file(campaign: Campaign) -> JobSpec:

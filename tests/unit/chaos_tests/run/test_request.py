@@ -235,13 +235,27 @@ def test_what_may_stay_undecided_is_allowed_in_reports_and_replays_too(
 
     monkeypatch.setattr(publish, "report", report)
     monkeypatch.setattr(cli, "_both_runs", lambda asked, earlier: asked)
-    run = planned(Campaign(tmp_path, ("t.py",), 3, "kill", 7, 5.0, allowed=("I14",)), 5.0)
+    (tmp_path / "t.py").touch()
+    asked_for = Campaign(tmp_path, ("t.py",), 3, "kill", 7, 5.0, directory=str(tmp_path), allowed=("I14",))
+    run = planned(asked_for, 5.0)
     assert main(["chaos", "report", str(tmp_path)]) == ExitCode.DONE
     assert main(["chaos", "report", str(tmp_path), "--allow-unknown", ""]) == cli.NOT_TRUE
     report(run)
     capsys.readouterr()
     assert main(["chaos", "replay", str(tmp_path), "--job-dir", str(tmp_path / "again")]) == ExitCode.DONE
     assert "PASSED (unknown, as allowed: I14)" in capsys.readouterr().out
+    (tmp_path / "t.py").unlink()
+    assert main(["chaos", "replay", str(tmp_path), "--job-dir", str(tmp_path / "third")]) == ExitCode.BAD_INPUT
+    assert f"the script t.py does not exist (looked from {tmp_path})" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "third").exists()
+
+
+def test_a_job_over_several_nodes_has_the_script_of_its_directory(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").touch()
+    asked_for = Campaign(tmp_path, ("beside.py", "--fast"), 3, "cluster", 7, 5.0, directory=str(tmp_path))
+    assert specification(asked_for).command[1:] == ("beside.py", "--fast")
+    with pytest.raises(ConfigError, match="where the job ran, cannot be entered"):
+        specification(replace(asked_for, directory=str(tmp_path / "gone")))
 
 
 def test_the_same_outcome_is_told_from_another(tmp_path: Path) -> None:
