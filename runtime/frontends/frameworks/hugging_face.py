@@ -28,6 +28,7 @@ from runtime.frontends.ddp.seams import Seams
 from runtime.frontends.frameworks import trainer_callbacks
 from runtime.frontends.frameworks.accelerate import Accelerated
 from runtime.frontends.frameworks.hugging_face_evaluation import Evaluation, alone
+from runtime.frontends.frameworks.long_tensors import CallbackTensors
 from runtime.frontends.frameworks.plain_state import plain_attributes, set_attributes
 from runtime.frontends.frameworks.rank_batches import RankBatches
 from runtime.frontends.frameworks.step_loop import PassedBy, StepLoop
@@ -138,8 +139,8 @@ class TrainerLoop:
         """Whether a node had to go when the last step was computed."""
         self._in_epoch = False
         """Whether the trainer's own loop asks for batches, and gets handles."""
-        self._unchanged: trainer_callbacks.Unchanged | None = None
-        """What callbacks keep beside it, when the last step was handed out."""
+        self._long = CallbackTensors()
+        """What callbacks keep beside it."""
         self._handed_out: list[Handle] | None = None
         """The handles of the step in progress."""
         self._event_files = TrainerEventFiles(trainer)
@@ -162,7 +163,8 @@ class TrainerLoop:
             self._rows.append({name: value.item() if hasattr(value, "item") else value for name, value in row.items()})
         state["log_history"] = list(self._rows)
         callbacks = trainer_callbacks.kept(trainer.callback_handler.callbacks, trainer.model)
-        self._unchanged = trainer_callbacks.Unchanged(callbacks)
+        for row, long in zip(callbacks, self._long.note((row[0], row[2]) for row in callbacks), strict=True):
+            row[2] = long
         return {
             "state": state,
             "control": plain_attributes(trainer.control),
@@ -389,8 +391,8 @@ class TrainerLoop:
                 f"Trainer asks for step {self._loop.position + 1} of an epoch, which has no batch: its _run_epoch() "
                 "has not begun where the job is; leave it as transformers has it"
             )
-        if self._unchanged is not None and not self._loop.entered:
-            self._unchanged.check()
+        if not self._loop.entered:
+            self._long.look()
         own = trainer.args.average_tokens_across_devices
         trainer.current_gradient_accumulation_steps = len(batches)
         with alone(trainer):

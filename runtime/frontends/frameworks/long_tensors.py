@@ -7,7 +7,7 @@ are computed copies them, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import deepcopy
 from functools import partial
 from itertools import chain
@@ -17,10 +17,13 @@ import torch
 from torch import nn
 
 from elastic.errors import ConfigError
-from runtime.frontends.frameworks.plain_state import copied, is_plain
+from runtime.frontends.frameworks.plain_state import is_plain, plain_attributes
 
 LIBRARIES = frozenset(
-    ("builtins", "functools", "torch", "transformers", "accelerate", "datasets", "tokenizers", "peft", "trl", "runtime")
+    (
+        *("builtins", "functools", "torch", "transformers", "accelerate", "datasets", "tokenizers", "peft", "trl"),
+        *("lightning", "pytorch_lightning", "lightning_fabric", "torchmetrics", "runtime"),
+    )
 )
 """Packages of objects whose attributes are not looked at."""
 ANY_LENGTH = 1 << 62
@@ -45,37 +48,77 @@ def is_strided(thing: Any) -> bool:
     )
 
 
-def told(owner: object, model: nn.Module | None, *, whole: bool = False) -> Told:
-    """What an object keeps besides tensors of the model. whole: also what is plain, as copies."""
+def told(owner: object, model: nn.Module | None, *, without: Collection[object] = ()) -> Told:
+    """What an object keeps besides tensors of the model, also in objects in its attributes. without: modules that are
+    carried in another way."""
+    apart = [model, *without]
     own: set[int] | None = None
-    found: Told = {"values": {}, "modules": {}, "objects": {}}
+
+    def of_model(tensor: torch.Tensor) -> bool:
+        nonlocal own
+        if own is None:  # most callbacks keep nothing that has to be compared
+            own = set() if model is None else addresses(model)
+        return tensor.data_ptr() in own
+
+    found = _own(owner, apart, of_model)
     for name, value in list(vars(owner).items()):
-        if is_plain(value):
-            if whole:
-                found["values"][name] = copied(value)
-        elif value is model:
-            continue
-        elif isinstance(value, nn.Module):
-            own = addresses(model) if own is None and model is not None else own
-            tensors = {key: t.detach() for key, t in _named(value) if is_strided(t) and t.data_ptr() not in (own or ())}
-            if tensors:
-                found["modules"][name] = tensors
-        elif is_plain(value, ANY_LENGTH):
-            own = addresses(model) if own is None and model is not None else own
-            if not any(tensor.data_ptr() in (own or ()) for tensor in _tensors(value)):
-                found["values"][name] = _by_reference(value)
-        elif not whole and hasattr(value, "__dict__") and type(value).__module__.partition(".")[0] not in LIBRARIES:
-            below = told(value, model)
-            if below["values"] or below["modules"]:
-                found["objects"][name] = told(value, model, whole=True)
+        if hasattr(value, "__dict__") and type(value).__module__.partition(".")[0] not in LIBRARIES:
+            if isinstance(value, nn.Module):
+                continue
+            below = _own(value, apart, of_model)
+            if any(below.values()):
+                below["values"].update(plain_attributes(value))
+                found["objects"][name] = below
     return found
 
 
-def versions(found: Told) -> list[int]:
-    """Numbers that grow when a tensor is changed in place."""
-    tensors = [*_tensors(found["values"]), *_tensors(found["modules"])]
-    below = [number for inner in found["objects"].values() for number in versions(inner)]
-    return [*(0 if tensor.is_inference() else tensor._version for tensor in tensors), *below]
+def _own(owner: object, apart: Sequence[object], of_model: Callable[[torch.Tensor], bool]) -> Told:
+    """What it keeps itself."""
+    found: Told = {"values": {}, "modules": {}, "objects": {}}
+    for name, value in list(vars(owner).items()):
+        if any(value is other for other in apart) or is_plain(value):
+            continue
+        if isinstance(value, nn.Module):
+            tensors = {key: t.detach() for key, t in _named(value) if is_strided(t) and not of_model(t)}
+            if tensors:
+                found["modules"][name] = tensors
+        elif is_plain(value, ANY_LENGTH) and not any(map(of_model, _tensors(value))):
+            found["values"][name] = _by_reference(value)
+    return found
+
+
+class CallbackTensors:
+    """Long tensors when a step was handed out. A newcomer goes through the whole step, so it must not have what
+    callbacks do before the gradients: on_step_begin(), or what stands behind the first of several batches of a step.
+    """
+
+    def __init__(self) -> None:
+        self._noted: list[tuple[str, Told, list[int]]] = []
+        self._quiet: set[str] = set()
+        """Callbacks that were seen to do nothing there: their tensors are told without a copy."""
+        self._copied: set[str] = set()
+        """Callbacks that were seen to change tensors there."""
+
+    def note(self, callbacks: Iterable[tuple[str, Told]]) -> list[Told]:
+        """A step is handed out. callbacks: the name of each, and what `told` has told. Returns what others get."""
+        callbacks = list(callbacks)
+        self._noted = [(name, long, _versions(long)) for name, long in callbacks if any(long.values())]
+        return [long if name in self._quiet else deepcopy(long) for name, long in callbacks]
+
+    def look(self) -> None:
+        """The gradients are about to be computed. Raises ConfigError for a callback that changes tensors before them in
+        this step, and has not in others."""
+        for name, long, versions in self._noted:
+            if _versions(long) == versions:
+                self._quiet |= {name} - self._copied
+            elif name not in self._quiet:
+                self._copied.add(name)
+            else:
+                raise ConfigError(
+                    f"callback {name} changes tensors between the beginning of this step and its gradients, and has "
+                    "not in steps before: a worker that joins would change them twice. Change them behind the step, as "
+                    "in on_step_end() or on_train_batch_end()"
+                )
 
 
 def put_back(owner: object, found: Told, where: str, *, strict: bool) -> None:
@@ -98,6 +141,13 @@ def put_back(owner: object, found: Told, where: str, *, strict: bool) -> None:
             put_back(thing, below, f"{name} of {where}", strict=strict)
         elif strict:
             raise _refusal(where, name)
+
+
+def _versions(found: Told) -> list[int]:
+    """Numbers that grow when a tensor is changed in place."""
+    tensors = [*_tensors(found["values"]), *_tensors(found["modules"])]
+    below = [number for inner in found["objects"].values() for number in _versions(inner)]
+    return [*(0 if tensor.is_inference() else tensor._version for tensor in tensors), *below]
 
 
 def _named(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -126,5 +176,5 @@ def _fill(here: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor]) -> No
 def _refusal(where: str, name: str) -> ConfigError:
     return ConfigError(
         f"{name} of {where} has tensors in the other workers, or in the checkpoint, and is another, or not there, in "
-        "this worker: make it in __init__() or on_train_begin(), in all workers, from the same model"
+        "this worker: make it in __init__(), or when training begins, in all workers, from the same model"
     )

@@ -26,24 +26,6 @@ def kept(callbacks: Iterable[Any], model: nn.Module | None = None) -> list[Any]:
     return rows
 
 
-class Unchanged:
-    """Long tensors when a step was handed out. A newcomer gets them as they are while ranks are computed, and calls
-    on_step_begin() itself."""
-
-    def __init__(self, state: list[Any]) -> None:
-        """state: by `kept`."""
-        self._before = [(name, long, long_tensors.versions(long)) for name, _, long in state if any(long.values())]
-
-    def check(self) -> None:
-        """Raise ConfigError for a callback whose tensors have changed in place."""
-        for name, long, versions in self._before:
-            if long_tensors.versions(long) != versions:
-                raise ConfigError(
-                    f"callback {name} changes tensors between the beginning of a step and its gradients, so a worker "
-                    "that joins would change them twice: change them in on_step_end()"
-                )
-
-
 def put_back(callbacks: list[Any], state: list[Any], *, strict: bool = True) -> None:
     """Give callbacks what `kept` has told of others. strict: their on_train_begin() was called. Raises ConfigError if
     one that has a state is in one process only."""

@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, Dataset
 
 
@@ -64,6 +65,49 @@ class Language(L.LightningModule):
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
 
+class Distance:
+    """How far the weights have gone."""
+
+    def __init__(self, module):
+        self.last = nn.utils.parameters_to_vector(module.parameters()).detach().clone()
+        self.gone, self.batches = torch.zeros_like(self.last), 0
+
+    def update(self, module):
+        now = nn.utils.parameters_to_vector(module.parameters()).detach().clone()
+        self.gone += (now - self.last).abs()
+        self.last, self.batches = now, self.batches + 1
+
+
+class Averages(Callback):
+    """Writes what it keeps beside the module: an average of the weights, a vector as long as all weights, and one that
+    it tells itself. It counts batches, of which two are a step."""
+
+    def on_fit_start(self, trainer, module):
+        self._product = torch.ones(5000)
+
+    def on_train_start(self, trainer, module):
+        self.average = AveragedModel(module.head, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        self.distance = Distance(module)
+
+    def state_dict(self):
+        return {"product": self._product}
+
+    def load_state_dict(self, state):
+        self._product = state["product"].clone()
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self.average.update_parameters(module.head)
+        self.distance.update(module)
+        self._product = self._product * 1.001
+
+    def on_train_end(self, trainer, module):
+        if trainer.is_global_zero:
+            tensors = [*self.average.parameters(), self.distance.gone, self._product]
+            numbers = torch.tensor([self.average.n_averaged, self.distance.batches])
+            content = b"".join(tensor.detach().numpy().tobytes() for tensor in (*tensors, numbers))
+            Path(sys.argv[1], "averages.bin").write_bytes(content)
+
+
 class Nap(Callback):
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
         time.sleep(pace() / 2)
@@ -99,6 +143,7 @@ trainer = L.Trainer(
         ModelCheckpoint(every_n_train_steps=10, save_top_k=-1, filename="{step}"),
         LearningRateMonitor("step"),
         Nap(),
+        Averages(),
     ],
     log_every_n_steps=int(os.environ.get("LOG_EVERY", "2")),
     enable_progress_bar=False,

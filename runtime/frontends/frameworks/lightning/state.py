@@ -15,7 +15,7 @@ import csv
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 
+from runtime.frontends.frameworks import long_tensors
+from runtime.frontends.frameworks.long_tensors import CallbackTensors
 from runtime.frontends.frameworks.plain_state import is_plain, plain_attributes, plain_row, set_attributes
 from runtime.frontends.frameworks.trackers.rows import KeptRows
 from runtime.frontends.frameworks.trackers.runs import go_on_numbering, send_missing_only
@@ -40,12 +42,20 @@ class LightningState:
     """What is kept of a trainer."""
 
     def __init__(
-        self, trainer: Any, files: Sequence[LoggerRows], metrics: Callable[[], Iterator[tuple[str, Any]]]
+        self,
+        trainer: Any,
+        files: Sequence[LoggerRows],
+        metrics: Callable[[], Iterator[tuple[str, Any]]],
+        registered: Collection[object],
+        *,
+        in_place: bool,
     ) -> None:
-        """files: of its loggers. metrics: (path, metric) of each metric of torchmetrics in the LightningModule."""
+        """files: of its loggers. metrics: (path, metric) of each metric of torchmetrics in the LightningModule.
+        registered: modules of callbacks that are carried as such. in_place: steps are handed out."""
         self._trainer = trainer
         self._files = files
         self._metrics = metrics
+        self._registered = registered
         self._bare = frozenset(vars(_bare_module(trainer)))
         self.before: list[str] = []
         """Checkpoints of Lightning's own that were there when this fit() began to train."""
@@ -53,10 +63,17 @@ class LightningState:
         """Checkpoints of Lightning's own that this job has written and not removed."""
         self.found: dict[str, Any] | None = None
         """What others, or an earlier run, had kept, until Lightning has set what it sets when it begins."""
+        self.long = CallbackTensors() if in_place else None
+        """Tensors that callbacks keep."""
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
         loop = trainer.fit_loop.epoch_loop
+        callbacks = [self._of_callback(callback) for callback in trainer.callbacks]
+        names = (type(callback).__qualname__ for callback in trainer.callbacks)
+        if self.long is not None:
+            told = self.long.note((name, row[2]) for name, row in zip(names, callbacks, strict=True))
+            callbacks = [[*row[:2], long] for row, long in zip(callbacks, told, strict=True)]
         return {
             "loops": trainer.fit_loop.state_dict(),
             "should_stop": trainer.should_stop,
@@ -67,7 +84,7 @@ class LightningState:
                 path: {name: deepcopy(getattr(metric, name)) for name in (*metric._defaults, *OF_METRIC)}
                 for path, metric in self._metrics()
             },
-            "callbacks": [_of_callback(callback) for callback in trainer.callbacks],
+            "callbacks": callbacks,
             "module": plain_attributes(trainer.lightning_module, without=self._bare),
             "data": {} if trainer.datamodule is None else plain_attributes(trainer.datamodule),
             "loggers": [plain_attributes(logger) for logger in trainer.loggers],
@@ -76,12 +93,22 @@ class LightningState:
             "written": list(self.written),
         }
 
+    def _of_callback(self, callback: Any) -> list[Any]:
+        """Its plain attributes; its own state if that consists of plain values and tensors; and its long tensors.
+        Lightning's callbacks have their state in attributes. What a progress bar has is of its process."""
+        if ".callbacks.progress" in type(callback).__module__:
+            return [{}, {}, long_tensors.NOTHING]
+        own = {} if ".callbacks." in type(callback).__module__ else callback.state_dict()
+        own = own if is_plain(own, long_tensors.ANY_LENGTH) else {}
+        long = long_tensors.told(callback, self._trainer.lightning_module, without=self._registered)
+        return [plain_attributes(callback), own, long]
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.found = state
-        self.put_back()
+        self.put_back(strict=False)
 
-    def put_back(self) -> None:
-        """Give Lightning's objects what was found."""
+    def put_back(self, *, strict: bool = True) -> None:
+        """Give Lightning's objects what was found. strict: on_train_start() of the callbacks was called."""
         trainer, found = self._trainer, self.found
         if found is None:
             return
@@ -98,10 +125,12 @@ class LightningState:
         metrics = dict(self._metrics())
         for path, values in found["metrics"].items():
             set_attributes(metrics[path], values)
-        for callback, (attributes, state) in zip(trainer.callbacks, found["callbacks"], strict=True):
+        for callback, (attributes, state, *long) in zip(trainer.callbacks, found["callbacks"], strict=True):
             if state:
                 callback.load_state_dict(state)
             set_attributes(callback, attributes)
+            for told in long:  # an older version told none
+                long_tensors.put_back(callback, told, f"callback {type(callback).__qualname__}", strict=strict)
         set_attributes(trainer.lightning_module, found["module"])
         if trainer.datamodule is not None:
             set_attributes(trainer.datamodule, found["data"])
@@ -131,15 +160,6 @@ def _bare_module(trainer: Any) -> Any:
 
 def dict_or_value(value: Any) -> Any:
     return dict(value) if isinstance(value, dict) else value
-
-
-def _of_callback(callback: Any) -> list[Any]:
-    """Its plain attributes, and its own state if that is plain; Lightning's callbacks have theirs in attributes. What a
-    progress bar has is of its process."""
-    if ".callbacks.progress" in type(callback).__module__:
-        return [{}, {}]
-    own = {} if ".callbacks." in type(callback).__module__ else callback.state_dict()
-    return [plain_attributes(callback), own if is_plain(own) else {}]
 
 
 def _of_result(key: str, result: Any) -> dict[str, Any]:

@@ -252,7 +252,8 @@ class RankStrategy:
         def files_before() -> list[str]:
             return parts.checkpoints_in(trainer.callbacks)
 
-        self._state = LightningState(trainer, self._files, lambda: parts.metrics_of(module))
+        registered = list(objects.values())
+        self._state = LightningState(trainer, self._files, lambda: parts.metrics_of(module), registered, in_place=True)
         if not self.script.begun:
             self._state.before = self.script.job.shared("files before", files_before)
         elif not self._behind:  # else it comes with the state
@@ -305,6 +306,8 @@ class RankStrategy:
 
     def _shard(self, batches: list[Any], step: Step) -> None:
         """Compute the gradients of one rank in a step. batches: its micro-batches."""
+        if self._state is not None and self._state.long is not None and not self.loop.entered:
+            self._state.long.look()
         module, ready = self._lightning_module, self._trainer.fit_loop.epoch_loop.batch_progress.current.ready
         first = ready if self._entering else ready - 1 - (ready - 1) % self._trainer.accumulate_grad_batches
         means: dict[str, float] = {}

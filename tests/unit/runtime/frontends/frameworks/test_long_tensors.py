@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from elastic.errors import ConfigError
-from runtime.frontends.frameworks import trainer_callbacks
+from runtime.frontends.frameworks import long_tensors, trainer_callbacks
 from runtime.frontends.frameworks.plain_state import ELEMENTS_MAX
 
 LONG = ELEMENTS_MAX + 1
@@ -104,14 +104,43 @@ CHANGES: list[Callable[[Keeps], object]] = [
 ]
 
 
+def noted(handed_out: long_tensors.CallbackTensors, callback: Keeps) -> tuple[bool, Keeps]:
+    """(whether it was told without a copy, another callback that has got it), when a step is handed out."""
+    ((name, plain, long),) = trainer_callbacks.kept([callback])
+    (told,) = handed_out.note([(name, long)])
+    shares = [told["modules"]["module"]["weight"].data_ptr() == callback.module.weight.data_ptr()]
+    shares += [told["values"]["by_name"]["vector"].data_ptr() == callback.by_name["vector"].data_ptr()]
+    assert len(set(shares)) == 1
+    taker = Keeps(0.0)
+    trainer_callbacks.put_back([taker], [[name, plain, told]])
+    return shares[0], taker
+
+
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_before_the_gradients_of_a_step_is_refused(change: Callable[[Keeps], object]) -> None:
-    callback = Keeps(2.0)
-    unchanged = trainer_callbacks.Unchanged(trainer_callbacks.kept([callback]))
-    unchanged.check()
+def test_a_callback_that_changes_tensors_before_gradients_is_copied_first(
+    change: Callable[[Keeps], object],
+) -> None:
+    handed_out, callback = long_tensors.CallbackTensors(), Keeps(2.0)
+    for _ in range(3):
+        before = everything(callback)
+        by_reference, taker = noted(handed_out, callback)
+        change(callback)
+        handed_out.look()
+        assert not by_reference and everything(taker) == before
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_callback_that_changes_tensors_behind_the_step_is_copied_once(change: Callable[[Keeps], object]) -> None:
+    handed_out, callback, found = long_tensors.CallbackTensors(), Keeps(2.0), []
+    for _ in range(3):
+        found.append(noted(handed_out, callback)[0])
+        handed_out.look()
+        change(callback)
+    assert found == [False, True, True]
+    noted(handed_out, callback)
     change(callback)
-    with pytest.raises(ConfigError, match=r"callback .*Keeps changes tensors .* in on_step_end\(\)"):
-        unchanged.check()
+    with pytest.raises(ConfigError, match=r"callback .*Keeps changes tensors .* as in on_step_end\(\)"):
+        handed_out.look()
 
 
 def test_a_checkpoint_of_an_older_version_has_no_long_tensors() -> None:
