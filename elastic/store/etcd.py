@@ -10,8 +10,6 @@ are not: docs/decisions/etcd3-behind-one-adapter.md says why.
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,9 +30,19 @@ from elastic.store.base import (
     check_txn,
     whole_ttl_s,
 )
-from elastic.store.etcd_connection import Tls, connected, target_of
+from elastic.store.etcd_connection import Connections, Tls
 from elastic.store.etcd_messages import rpc
-from elastic.store.etcd_requests import compare_request, delete_request, item_of, put_request, range_of, typed
+from elastic.store.etcd_requests import (
+    TRY_AGAIN,
+    code_of,
+    compare_request,
+    delete_request,
+    item_of,
+    put_request,
+    range_of,
+    stuck,
+    typed,
+)
 from elastic.store.etcd_watch import EtcdWatch
 
 
@@ -60,46 +68,16 @@ class EtcdStore:
     """
 
     def __init__(self, endpoints: Sequence[str], *, tls: Tls | None = None, keepalive_s: float = 6.0) -> None:
-        self._target = target_of(endpoints)
-        self._tls, self._keepalive_s = tls, keepalive_s
-        self._connecting = threading.Lock()
-        self._files = tls.state() if tls else ()
-        self._proven = connected(self._target, tls, keepalive_s)
-        self._renewal: tuple[Any, grpc.Future[None]] | None = None
-        """A connection with newer certificates, until etcd has accepted it."""
+        self._connections = Connections(endpoints, tls, keepalive_s)
         self._watches: set[EtcdWatch] = set()
         self._closed = False
-
-    @property
-    def _client(self) -> Any:
-        """With the newest certificates that etcd has accepted: it reads its authorities when it starts, and may not
-        believe new certificates yet. Calls and watches under way keep the connection that they have."""
-        if self._tls is not None:
-            with self._connecting:
-                files = self._tls.state()
-                if files != self._files:
-                    with contextlib.suppress(OSError):  # being replaced at this moment: the next call looks again
-                        newer, self._files = connected(self._target, self._tls, self._keepalive_s), files
-                        self._drop_renewal()
-                        self._renewal = newer, grpc.channel_ready_future(newer.channel)
-                if self._renewal is not None and self._renewal[1].done():
-                    self._proven, self._renewal = self._renewal[0], None
-        return self._proven
-
-    def _drop_renewal(self) -> None:
-        if self._renewal is not None:
-            self._renewal[1].cancel()
-            self._renewal[0].close()
-            self._renewal = None
 
     def close(self) -> None:
         """End all watches and the connection. Calls under way raise StoreUnavailable."""
         self._closed = True
         for watch in list(self._watches):
             watch.cancel()
-        with self._connecting:
-            self._drop_renewal()
-        self._proven.close()
+        self._connections.close()
 
     def __enter__(self) -> EtcdStore:
         return self
@@ -109,15 +87,18 @@ class EtcdStore:
 
     def health(self, *, timeout_s: float) -> EtcdHealth:
         """What the member that answers says of itself."""
-        stub = rpc.MaintenanceStub(self._client.channel)
-        status = self._call(stub.Status, rpc.StatusRequest(), timeout_s, writes=False)
-        alarms = self._call(stub.Alarm, rpc.AlarmRequest(), timeout_s, writes=False).alarms
+        status = self._call(
+            lambda to: rpc.MaintenanceStub(to.channel).Status, rpc.StatusRequest(), timeout_s, writes=False
+        )
+        alarms = self._call(
+            lambda to: rpc.MaintenanceStub(to.channel).Alarm, rpc.AlarmRequest(), timeout_s, writes=False
+        ).alarms
         names = sorted({rpc.AlarmType.Name(alarm.alarm) for alarm in alarms})
         return EtcdHealth(str(status.version), int(status.dbSize), tuple(names))
 
     def get(self, key: str, *, timeout_s: float) -> Item | None:
         check_txn((), (), (key,))
-        reply = self._call(self._client.kvstub.Range, rpc.RangeRequest(key=key.encode()), timeout_s, writes=False)
+        reply = self._call(lambda to: to.kvstub.Range, rpc.RangeRequest(key=key.encode()), timeout_s, writes=False)
         return item_of(reply.kvs[0]) if reply.kvs else None
 
     def prefix(self, prefix: str, *, timeout_s: float) -> Listing:
@@ -132,7 +113,7 @@ class EtcdStore:
         request = rpc.RangeRequest(
             key=start, range_end=end, limit=limit, sort_order=rpc.RangeRequest.ASCEND, sort_target=rpc.RangeRequest.KEY
         )
-        reply = self._call(self._client.kvstub.Range, request, timeout_s, writes=False)
+        reply = self._call(lambda to: to.kvstub.Range, request, timeout_s, writes=False)
         return Listing(tuple(item_of(kv) for kv in reply.kvs), reply.header.revision)
 
     def txn(
@@ -146,28 +127,23 @@ class EtcdStore:
                 *(rpc.RequestOp(request_delete_range=delete_request(delete)) for delete in dict.fromkeys(deletes)),
             ],
         )
-        reply = self._call(self._client.kvstub.Txn, request, timeout_s, writes=True)
+        reply = self._call(lambda to: to.kvstub.Txn, request, timeout_s, writes=True)
         return TxnResult(bool(reply.succeeded), int(reply.header.revision))
 
     def lease(self, ttl_s: float, *, timeout_s: float) -> Lease:
         request = rpc.LeaseGrantRequest(TTL=whole_ttl_s(ttl_s))
-        reply = self._call(self._client.leasestub.LeaseGrant, request, timeout_s, writes=True)
+        reply = self._call(lambda to: to.leasestub.LeaseGrant, request, timeout_s, writes=True)
         return Lease(int(reply.ID), int(reply.TTL))
 
     def keep_alive(self, lease: Lease, *, timeout_s: float) -> int:
         # A stream in etcd's protocol; of one question and one answer it is a plain call on the wire. As a stream it
         # would need a thread of its own, and this one has to get through in a process that is busy.
-        ask = self._client.channel.unary_unary(
-            "/etcdserverpb.Lease/LeaseKeepAlive",
-            request_serializer=rpc.LeaseKeepAliveRequest.SerializeToString,
-            response_deserializer=rpc.LeaseKeepAliveResponse.FromString,
-        )
-        reply = self._call(ask, rpc.LeaseKeepAliveRequest(ID=lease.id), timeout_s, writes=True)
+        reply = self._call(_keep_alive, rpc.LeaseKeepAliveRequest(ID=lease.id), timeout_s, writes=True)
         return int(reply.TTL)
 
     def revoke(self, lease: Lease, *, timeout_s: float) -> None:
         try:
-            self._call(self._client.leasestub.LeaseRevoke, rpc.LeaseRevokeRequest(ID=lease.id), timeout_s, writes=True)
+            self._call(lambda to: to.leasestub.LeaseRevoke, rpc.LeaseRevokeRequest(ID=lease.id), timeout_s, writes=True)
         except LeaseExpired:
             return
 
@@ -179,19 +155,42 @@ class EtcdStore:
             raise StoreUnavailable("this store was closed")
         start, end = range_of(prefix)
         create = rpc.WatchCreateRequest(key=start, range_end=end, start_revision=from_revision)
-        stub = rpc.WatchStub(self._client.channel)
+        client = self._connections.present()
+        stub = rpc.WatchStub(client.channel)
         watch = EtcdWatch(stub, rpc.WatchRequest(create_request=create), deliver, self._watches.discard)
         self._watches.add(watch)
-        watch.start(timeout_s)
+        try:
+            watch.start(timeout_s)
+        except StoreUnavailable:
+            self._connections.unanswered(client)
+            raise
         return watch
 
-    def _call(self, method: Callable[..., Any], request: Any, timeout_s: float, *, writes: bool) -> Any:
+    def _call(
+        self, method: Callable[[Any], Callable[..., Any]], request: Any, timeout_s: float, *, writes: bool
+    ) -> Any:
+        """method: of a connection."""
         if self._closed:
             raise StoreUnavailable("this store was closed")
+        client = self._connections.present()
         try:
-            return method(request, timeout=timeout_s)
+            reply = method(client)(request, timeout=timeout_s)
         except grpc.RpcError as error:
+            if stuck(error):
+                self._connections.unanswered(client)
+            elif code_of(error) not in TRY_AGAIN:
+                self._connections.answered(client)
             raise typed(error, writes) from error
+        self._connections.answered(client)
+        return reply
+
+
+def _keep_alive(client: Any) -> Any:
+    return client.channel.unary_unary(
+        "/etcdserverpb.Lease/LeaseKeepAlive",
+        request_serializer=rpc.LeaseKeepAliveRequest.SerializeToString,
+        response_deserializer=rpc.LeaseKeepAliveResponse.FromString,
+    )
 
 
 __all__ = ["EtcdHealth", "EtcdStore", "Tls"]

@@ -45,7 +45,7 @@ def compare_request(compare: Compare) -> Any:
             return rpc.Compare(key=key, target=rpc.Compare.MOD, mod_revision=compare.equals)
 
 
-_TRY_AGAIN = {
+TRY_AGAIN = {
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
@@ -61,11 +61,19 @@ def typed(error: grpc.RpcError, writes: bool) -> StoreError:
     text = f"etcd: {code.name}: {details}"
     if code is grpc.StatusCode.NOT_FOUND and "lease" in details:
         return LeaseExpired(text)
-    if code in _TRY_AGAIN:
+    if code in TRY_AGAIN:
         return StoreUnavailable(text, ambiguous=writes)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "too many requests" in details:
         return StoreUnavailable(text)
     return StoreRefused(text)
+
+
+def stuck(error: grpc.RpcError) -> bool:
+    """The member did not answer in time, or answered that it waited in vain for the others."""
+    code = code_of(error)
+    return code is grpc.StatusCode.DEADLINE_EXCEEDED or (
+        code is grpc.StatusCode.UNAVAILABLE and details_of(error).startswith("etcdserver: ")
+    )
 
 
 def code_of(error: grpc.RpcError) -> grpc.StatusCode:

@@ -294,17 +294,17 @@ def test_both_sides_prove_who_they_are_over_tls(tmp_path: Path) -> None:
         shutil.copy(client, changing)
         with EtcdStore(cluster.endpoints, tls=replace(tls, cert=str(changing), key=str(changing))) as store:
             retried(lambda: write_key(store, "k", b"1", timeout_s=PATIENCE_S))
-            first = store._proven
+            first = store._connections.present()
             shutil.copy(foreign, changing)
             for _ in range(4):
                 assert store.get("k", timeout_s=PATIENCE_S) is not None, "the one before is used"
                 time.sleep(0.25)
-            assert store._proven is first
+            assert store._connections.present() is first
             shutil.copy(client, changing)
             deadline_s = time.monotonic() + PATIENCE_S
-            while store._proven is first and time.monotonic() < deadline_s:
+            while store._connections.present() is first and time.monotonic() < deadline_s:
                 write_key(store, "k", b"2", timeout_s=PATIENCE_S)
-            assert store._proven is not first
+            assert store._connections.present() is not first
             write_key(store, "k", b"3", timeout_s=PATIENCE_S)
         without_certificate = replace(tls, cert=None, key=None)
         of_the_fleet = replace(tls, cert=str(ours / "agent.pem"), key=str(ours / "agent.pem"))
