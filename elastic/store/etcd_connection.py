@@ -221,7 +221,8 @@ def _channel_options(keepalive_s: float) -> list[tuple[str, object]]:
         # The keepalive alone does not notice a frozen server.
         ("grpc.http2.ping_timeout_ms", 1000),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.keepalive_permit_without_calls", 1),
+        # Without calls etcd takes no probes: it closes the connection, and gRPC then probes half as often, each time.
+        ("grpc.keepalive_permit_without_calls", 0),
         # A connection of its own: another store's backoff is not this one's.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),

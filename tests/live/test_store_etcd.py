@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import grpc
 import pytest
 
 from chaos_tests.cluster import EtcdMembers, sturdy_binary
@@ -24,7 +25,7 @@ from elastic.security import certificate_authority
 from elastic.security.roles import ETCD_SERVER_NAME
 from elastic.store.base import CreateRevision, KeyPut, Put, WatchLost
 from elastic.store.election import Candidate, Won
-from elastic.store.embedded import EmbeddedEtcd, find_binary
+from elastic.store.embedded import KEEPALIVE_S, EmbeddedEtcd, find_binary
 from elastic.store.etcd import EtcdStore, Tls
 from elastic.wire import codec
 from tests.conformance.store_suite import CALL_S, At, Inbox, StoreSuite, Surroundings
@@ -185,6 +186,16 @@ def test_a_frozen_etcd_ends_calls_and_watches_and_is_found_again(at: At, monkeyp
         retried(lambda: store.prefix(at(""), timeout_s=PATIENCE_S))
         item = store.get(at("k"), timeout_s=PATIENCE_S)
         assert item is None or item.value == b"1"
+
+
+def test_etcd_keeps_an_idle_connection(etcd: EmbeddedEtcd, at: At) -> None:
+    """It closes those that are probed while no call is under way."""
+    lost = threading.Event()
+    with etcd.connect() as store:
+        store.get(at("k"), timeout_s=CALL_S)
+        channel = store._connections.present().channel
+        channel.subscribe(lambda state: None if state is grpc.ChannelConnectivity.READY else lost.set())
+        assert not lost.wait(8 * KEEPALIVE_S)
 
 
 def test_a_watch_that_cannot_start_is_unavailable_within_its_deadline(tmp_path: Path) -> None:
