@@ -33,28 +33,50 @@ class JobsIn:
         self._jobs: dict[str, JobFiles] = {}
         self._over = {path.parent.name for path in parent.glob("*/result.json")}
         self._closed_ns: dict[str, int] = {}
-        self._find(from_end=True)
+        self._earlier = self._present()
+        """Jobs that were there when this process began."""
+        self._find()  # what raises is told by the first look
 
     def look(self, now_ns: int, now_wall: float) -> None:
-        self._find(from_end=False)
+        """Look at each job, whatever another one raises. Raises the first error of them."""
+        errors = self._find()
         for job, files in list(self._jobs.items()):
-            files.look(now_ns, now_wall)
+            try:
+                files.look(now_ns, now_wall)
+            except Exception as error:
+                errors.append(error)
             if (self._parent / job / "result.json").exists():
                 since_ns = self._closed_ns.setdefault(job, now_ns)
                 if now_ns - since_ns > CLOSED_S * 1e9:
                     self._over.add(job)
                     self._forget(job)
+        if errors:
+            raise errors[0]
 
-    def _find(self, *, from_end: bool) -> None:
-        present = {path.parent.name for path in self._parent.glob("*/job.json")}
+    def _present(self) -> set[str]:
+        return {path.parent.name for path in self._parent.glob("*/job.json")}
+
+    def _find(self) -> list[Exception]:
+        """Take jobs that have come, and forget those that are gone. Returns what was raised."""
+        present = self._present()
+        self._earlier &= present
+        errors = []
         for job in present - self._jobs.keys() - self._over:
-            fold = JobFold(self._registry, job, leader_only=self._leader_only)
-            self._jobs[job] = JobFiles(self._parent / job, fold, from_end=from_end)
-            if self._leader_only or not from_end or is_live(self._parent / job):
-                fold.begin()
+            try:
+                self._follow(job, from_end=job in self._earlier)
+            except Exception as error:  # the next look tries it again
+                errors.append(error)
         for job in self._jobs.keys() - present:
             self._forget(job)
         self._over &= present
+        return errors
+
+    def _follow(self, job: str, *, from_end: bool) -> None:
+        fold = JobFold(self._registry, job, leader_only=self._leader_only)
+        files = JobFiles(self._parent / job, fold, from_end=from_end)
+        if self._leader_only or not from_end or is_live(self._parent / job):
+            fold.begin()
+        self._jobs[job] = files
 
     def _forget(self, job: str) -> None:
         self._jobs.pop(job)

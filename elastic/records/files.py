@@ -86,7 +86,8 @@ def read_token(job_dir: Path) -> str:
 def read_resumes(job_dir: Path) -> list[dict[str, Any]]:
     """What was told of each time that the job was gone on with: the lines of resumes.jsonl."""
     try:
-        return [json.loads(text) for text in (job_dir / "resumes.jsonl").read_bytes().splitlines()]
+        with open(job_dir / "resumes.jsonl", "rb", opener=file_modes.regular) as file:
+            return [json.loads(text) for text in file]
     except FileNotFoundError:
         return []
 

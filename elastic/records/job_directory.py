@@ -77,7 +77,7 @@ def is_of_run(job_dir: Path) -> bool:
 
 def _is_held(path: Path) -> bool:
     try:
-        with path.open("rb") as lock:
+        with open(path, "rb", opener=file_modes.regular) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False

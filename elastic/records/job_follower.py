@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
+from elastic.process import file_modes
 from elastic.records.files import read_resumes
 from elastic.records.journal import Line, parse
 
 READ_BYTES = 1 << 22
 """Most bytes of one file in one look."""
+
+BLOCK_BYTES = 1 << 16
+"""What is read at a time to find the end of the last whole line."""
 
 SETTLE_NS = 50_000_000
 """Between the time in a line and the moment when it is in its file."""
@@ -47,15 +52,15 @@ class JobReader(Protocol):
 
 
 class Growing:
-    """The new whole lines of a file to which others append. Another file of that name is read from its beginning."""
+    """The new whole lines of a file to which others append. Another file of that name is read from its beginning. What
+    cannot be read has none."""
 
     def __init__(self, path: Path, *, from_end: bool) -> None:
         self._path = path
         self._offset, self._inode = 0, 0
         if from_end:
-            with contextlib.suppress(FileNotFoundError):
-                facts = path.stat()
-                self._offset, self._inode = facts.st_size, facts.st_ino
+            with contextlib.suppress(OSError), open(path, "rb", opener=file_modes.regular) as file:
+                self._offset, self._inode = _end_of_lines(file), os.fstat(file.fileno()).st_ino
 
     def all_lines(self) -> Iterator[bytes]:
         """The new lines to the end of the file, however many."""
@@ -68,12 +73,12 @@ class Growing:
             facts = self._path.stat()
             if (facts.st_ino, facts.st_size) == (self._inode, self._offset):
                 return []
-            with self._path.open("rb") as file:
+            with open(self._path, "rb", opener=file_modes.regular) as file:
                 if facts.st_ino != self._inode or facts.st_size < self._offset:
                     self._offset, self._inode = 0, facts.st_ino
                 file.seek(self._offset)
                 data = file.read(READ_BYTES)
-        except FileNotFoundError:
+        except OSError:
             return []
         whole = data[: data.rfind(b"\n") + 1]
         # A line that does not fit into one look is of no process of ours, and must not end the reading.
@@ -96,6 +101,18 @@ class Growing:
                     self._path = path
                     return self.lines()
         return []
+
+
+def _end_of_lines(file: BinaryIO) -> int:
+    """Where the last whole line ends. Behind it may be a torn one, which is cut off when the file is written again."""
+    size = end = file.seek(0, os.SEEK_END)
+    while end > max(0, size - READ_BYTES):
+        begin = max(0, end - BLOCK_BYTES)
+        file.seek(begin)
+        if (found := file.read(end - begin).rfind(b"\n")) >= 0:
+            return begin + found + 1
+        end = begin
+    return size if end else 0
 
 
 class JobFiles:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -14,7 +16,7 @@ from elastic.metrics.follower import CLOSED_S, Follower, JobsIn
 from elastic.metrics.job_fold import JobFold
 from elastic.metrics.metric_registry import MetricRegistry
 from elastic.records import job_follower
-from elastic.records.job_follower import SETTLE_NS, JobFiles
+from elastic.records.job_follower import SETTLE_NS, Growing, JobFiles
 from elastic.records.journal import Journal, journal_path
 from tests.unit.elastic.metrics.test_job_fold import shown
 
@@ -140,6 +142,70 @@ def test_jobs_of_a_node_come_end_and_are_forgotten(tmp_path: Path) -> None:
     jobs.look(int(CLOSED_S * 1e9) + 2, 0.0)
     jobs.look(int(CLOSED_S * 1e9) + 3, 0.0)
     assert not any("new" in key for key in shown(registry))
+
+
+def test_what_raises_for_one_job_keeps_no_other_from_being_looked_at(tmp_path: Path) -> None:
+    """Also where it raised as the process began; and as soon as it can be read it is, from where it was then."""
+    broken = [job_in(tmp_path, f"broken-{number}") for number in range(4)]
+    for job_dir in broken:
+        (job_dir / "resumes.jsonl").write_text("nonsense\n")
+        step(job_dir, 0)
+    registry = MetricRegistry()
+    jobs = JobsIn(tmp_path, registry, leader_only=False)
+    for number in range(4):
+        step(job_in(tmp_path, f"good-{number}"), 0)
+    for time_ns in range(2):
+        with pytest.raises(ValueError, match="Expecting value"):
+            jobs.look(time_ns, 0.0)
+    assert {key[1] for key in shown(registry) if key[0] == "elastic_job_steps_total"} == {
+        f"good-{number}" for number in range(4)
+    }
+    for job_dir in broken:
+        (job_dir / "resumes.jsonl").unlink()
+    jobs.look(2, 0.0)
+    for job_dir in broken:
+        step(job_dir, 1)
+    jobs.look(3, 0.0)
+    assert {value for key, value in shown(registry).items() if key[0] == "elastic_job_steps_total"} == {1.0}
+
+
+@pytest.mark.parametrize("name", ["steps.jsonl", "resumes.jsonl", "lock", "run.lock", "journal/agent-n.jsonl"])
+def test_a_fifo_in_the_directory_of_a_job_blocks_nobody(tmp_path: Path, name: str) -> None:
+    """The job may run as another user than the one who looks."""
+    os.mkfifo(job_in(tmp_path, "early") / name)
+    jobs: list[JobsIn] = []
+
+    def look() -> None:
+        registry = MetricRegistry()
+        jobs.append(JobsIn(tmp_path, registry, leader_only=False))
+        os.mkfifo(job_in(tmp_path, "late") / name)
+        with contextlib.suppress(OSError):  # that is told
+            jobs[0].look(0, 0.0)
+        jobs.append(jobs[0])
+
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    looking.join(20)
+    assert len(jobs) == 2, "it hangs, or has failed"
+
+
+def test_a_torn_last_line_that_was_there_before_brings_no_old_lines_when_it_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "steps.jsonl"
+    whole = [json.dumps({"step": number, "samples": [[number]]}) + "\n" for number in range(100)]
+    for block in (1 << 16, 7):
+        monkeypatch.setattr(job_follower, "BLOCK_BYTES", block)
+        path.write_text("".join(whole) + whole[0][:25])
+        lines = Growing(path, from_end=True)
+        path.write_text("".join(whole))
+        assert lines.lines() == []
+        path.write_text("".join(whole) + whole[7])
+        assert lines.lines() == [whole[7].strip().encode()]
+    path.write_text(whole[0][:25])
+    lines = Growing(path, from_end=True)
+    path.write_text(whole[0])
+    assert lines.lines() == [whole[0].strip().encode()]
 
 
 def test_a_look_that_fails_is_counted_is_told_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
