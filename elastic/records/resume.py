@@ -239,7 +239,7 @@ def redone(job_dir: Path) -> tuple[int, int] | None:
 def steps_on_file(job_dir: Path) -> int:
     """How many steps the ledger has."""
     path = job_dir / "steps.jsonl"
-    return len(ledger.read(path)) if path.exists() else 0
+    return sum(1 for _ in ledger.lines(path)) if path.exists() else 0
 
 
 def _put_aside(job_dir: Path, run: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from elastic.protocol import outer_round
 from elastic.records import ledger_tail
 from elastic.records.ledger_tail import last_step
+from elastic.records.resume import steps_on_file
 
 
 def line(step: int, **scalars: float) -> str:
@@ -37,3 +39,16 @@ def test_a_step_without_a_round_says_nothing_of_one() -> None:
     round_of = {"elastic.drift": 0.25, "elastic.summed_bytes": 8.0, "loss": 1.0}
     assert outer_round.told_of({"scalars": round_of}) == {"drift": 0.25, "summed_bytes": 8.0}
     assert outer_round.told_of({"scalars": {**round_of, "elastic.late": 1.0}})["late"] == 1.0
+
+
+def test_steps_are_counted_without_the_whole_ledger_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    assert steps_on_file(tmp_path) == 0
+    samples = [list(range(1000))]
+    path.write_text("".join(json.dumps({"step": step, "samples": samples}) + "\n" for step in range(1000)) + '{"step":')
+    tracemalloc.start()
+    try:
+        assert steps_on_file(tmp_path) == 1000
+        assert tracemalloc.get_traced_memory()[1] < path.stat().st_size / 10
+    finally:
+        tracemalloc.stop()
