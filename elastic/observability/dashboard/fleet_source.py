@@ -39,7 +39,7 @@ class RemoteJob:
         self._nodes: set[str] = set()
         """Which have had workers of the job."""
         self._asked: set[str] = set()
-        """Which were asked whether they have."""
+        """Which have answered whether they have."""
         self._entry: Mapping[str, Any] = {}
 
     @property
@@ -52,7 +52,6 @@ class RemoteJob:
         up = {node["node"] for node in overview["nodes"] if node["up"]}
         # Where it is now, and where it was: a job that is over, or has moved, is on other nodes or on none.
         self._nodes |= set(self._entry.get("slots", {})) | {node for node in up - self._asked if self._was_on(node)}
-        self._asked |= up
         lines = [line for address in self._client.replicas for line in self._of_replica(address)]
         lines += [line for node in sorted(self._nodes & up) for line in self._of_agent(node)]
         for line in sorted(lines, key=lambda line: float(line["t_wall"])):
@@ -97,9 +96,11 @@ class RemoteJob:
 
     def _was_on(self, node: str) -> bool:
         try:
-            return bool(self._client.log(self._job, node, "", 0).text)
-        except ElasticError:
+            files = remote_logs.of_node(self._client, node, self._job, "", 0).text
+        except ElasticError:  # the next look asks again
             return False
+        self._asked.add(node)
+        return bool(files)
 
     def _of_agent(self, node: str) -> Iterator[Line]:
         with suppress(ElasticError):
