@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import asdict
 from http import HTTPStatus
@@ -202,7 +203,7 @@ class Dashboard:
         after = int(number) if boot == feed.boot and _is_number(number) else -1
 
         async def events(number: int) -> AsyncIterator[str]:
-            version = -1
+            version, said_s = -1, time.monotonic()
             while True:
                 changed, ends = feed.waiters.changed, self._closing
                 found = feed.history.after(number)
@@ -210,15 +211,19 @@ class Dashboard:
                     yield _event("reset", {})
                     return
                 for event in found:
-                    number = event.number
+                    number, said_s = event.number, time.monotonic()
                     yield _event(event.kind, event.data, f"{feed.boot}-{number}")
                 if feed.version != version:
-                    version = feed.version
+                    version, said_s = feed.version, time.monotonic()
                     yield _event("state", feed.state)
                 if ends:
                     yield _event("end", {})
                     return
-                if not await _set_within(changed, HEARTBEAT_S):
+                # The feed wakes its pages at each look, also where it has found nothing.
+                if not await _set_within(changed, said_s + HEARTBEAT_S - time.monotonic()) or (
+                    time.monotonic() >= said_s + HEARTBEAT_S
+                ):
+                    said_s = time.monotonic()
                     yield ":\n\n"
 
         return self._streamed(feed, events(after))

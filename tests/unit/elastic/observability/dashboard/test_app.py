@@ -467,3 +467,28 @@ async def test_the_page_of_a_job_of_a_fleet_is_told_of_the_end_of_the_dashboard(
     await asyncio.gather(polls, return_exceptions=True)
     await browser.dashboard.close()
     assert [kind for _, kind, _ in await asyncio.wait_for(following, 10)][-1] == "end"
+
+
+async def test_a_page_that_has_nothing_to_hear_gets_a_sign_of_life_though_the_dashboard_looks_more_often(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy closes a stream on which nothing comes."""
+    await browser.read()
+    monkeypatch.setattr(app_module, "HEARTBEAT_S", 0.5)
+    looks = asyncio.create_task(browser.feed.run())
+    after = f"{browser.feed.boot}-{browser.feed.history.number}"
+    signs = 0
+
+    async def listen() -> None:
+        nonlocal signs
+        async for message in browser.messages(f"{browser.path}/events?after={after}", "GET", b"", {}):
+            signs += message.get("body", b"").count(b":\n\n")
+            if signs == 3:
+                return
+
+    try:
+        await asyncio.wait_for(listen(), 20)
+    finally:
+        looks.cancel()
+        await asyncio.gather(looks, return_exceptions=True)
+    assert signs == 3
