@@ -9,6 +9,7 @@ const SHOWN_MOMENTS = 300;
 const REREAD_STEPS = 2000; // more live points than these, and the document is read anew: the server thins it
 const STATE_LEVEL = { running: "good", closed: "info", forming: "info", starting: "info", placed: "info", waits: "info" };
 const RETRY_MS = 1000;
+const FINAL = [403, 404]; // what is not there, or not for this browser, stays so
 
 const $ = (id) => document.getElementById(id);
 
@@ -54,7 +55,12 @@ function toast(said, level = "info") {
   setTimeout(() => shown.remove(), 8000);
 }
 
-class Refused extends Error {}
+class Refused extends Error {
+  constructor(said, status) {
+    super(said);
+    this.status = status;
+  }
+}
 
 // In a page that is a file: what the server would have answered.
 const saved = JSON.parse($("saved")?.textContent ?? "null");
@@ -66,7 +72,7 @@ async function get(path) {
   }
   const answer = await fetch(path, { credentials: "same-origin" });
   const document_ = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Refused(document_.error ?? `the dashboard answers ${answer.status}`);
+  if (!answer.ok) throw new Refused(document_.error ?? `the dashboard answers ${answer.status}`, answer.status);
   return document_;
 }
 
@@ -74,7 +80,7 @@ async function post(path, body) {
   const headers = { "Content-Type": "application/json", "X-Elastic-Token": session.token };
   const answer = await fetch(path, { method: "POST", headers, body: JSON.stringify(body), credentials: "same-origin" });
   const document_ = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Refused(document_.error ?? `the dashboard answers ${answer.status}`);
+  if (!answer.ok) throw new Refused(document_.error ?? `the dashboard answers ${answer.status}`, answer.status);
   return document_.said;
 }
 
@@ -84,6 +90,18 @@ async function tried(promise) {
   } catch (error) {
     toast(error instanceof Refused ? error.message : "the dashboard does not answer", "bad");
     return null;
+  }
+}
+
+// Begin again, until it succeeds.
+async function retried(begin) {
+  for (;;) {
+    await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+    try {
+      return await begin();
+    } catch (error) {
+      if (error instanceof Refused && FINAL.includes(error.status)) return toast(error.message, "bad");
+    }
   }
 }
 
@@ -154,11 +172,33 @@ class JobPage {
   }
 
   async read() {
-    this.document = await get(this.path);
+    this.take(await get(this.path));
+  }
+
+  take(read) {
+    this.document = read;
     this.live = 0;
-    const names = Object.keys(this.document.steps.values);
-    this.scalar = this.scalar ?? (names.find((name) => name === "loss") ?? names[0] ?? null);
+    this.choose();
     this.draw(...SECTIONS);
+  }
+
+  choose() {
+    const names = Object.keys(this.document.steps.values);
+    if (!names.includes(this.scalar)) this.scalar = names.find((name) => name === "loss") ?? names[0] ?? null;
+  }
+
+  // What comes while the answer is under way may be missing in it: then it is asked for again, from the answer's number.
+  async reread() {
+    const { events } = this;
+    const read = await get(this.path);
+    if (this.events !== events || events.readyState === EventSource.CLOSED) return; // it begins again anyway
+    const { boot, number } = this.document;
+    const misses = read.boot !== boot || read.number < number;
+    this.take(read);
+    if (misses) {
+      events.close();
+      this.follow();
+    }
   }
 
   follow() {
@@ -200,26 +240,20 @@ class JobPage {
 
   async again() {
     this.events.close();
-    for (;;) {
-      await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
-      try {
-        await this.read();
-        this.follow();
-        return;
-      } catch (error) {
-        if (error instanceof Refused) { toast(error.message, "bad"); return; }
-      }
-    }
+    await retried(async () => {
+      await this.read();
+      this.follow();
+    });
   }
 
   addSteps(data) {
     data.at.forEach((step, at) => addPoint(this.document.steps, step, data.scalars[at]));
-    this.scalar = this.scalar ?? Object.keys(this.document.steps.values)[0] ?? null;
+    this.choose();
     this.live += data.at.length;
     this.draw("loss", "tiles");
     if (this.live > REREAD_STEPS) {
       this.live = 0;
-      this.read().catch(() => {}); // the next one does it
+      this.reread().catch(() => {}); // the next one does it
     }
   }
 
@@ -356,16 +390,17 @@ class JobPage {
     const { steps } = this.document;
     const names = Object.keys(steps.values);
     const pick = $("scalar");
-    if (pick.options.length !== names.length) pick.replaceChildren(...names.map((name) => h("option", { value: name, selected: name === this.scalar }, name)));
+    if (JSON.stringify([...pick.options].map((option) => option.value)) !== JSON.stringify(names)) pick.replaceChildren(...names.map((name) => h("option", { value: name, selected: name === this.scalar }, name)));
     $("loss-card").hidden = names.length === 0;
     if (this.scalar === null || !steps.values[this.scalar]) return;
     const values = steps.values[this.scalar];
     const band = Boolean(values.min);
-    if (this.lossChart && this.lossBand !== band) { forget(this.lossChart); this.lossChart = null; }
+    const shown = JSON.stringify([this.scalar, band]);
+    if (this.lossChart && this.lossShown !== shown) { forget(this.lossChart); this.lossChart = null; }
     if (!this.lossChart) {
       $("loss").replaceChildren();
       this.lossChart = lineChart($("loss"), this.scalar, "--accent", { band, label: "step", beside: this.document.beside?.name });
-      this.lossBand = band;
+      this.lossShown = shown;
     }
     const beside = this.document.beside;
     const others = beside ? [steps.at.map((at) => beside.steps.values[this.scalar]?.mean[beside.steps.at.indexOf(at)] ?? null)] : [];
@@ -602,11 +637,19 @@ class FleetPage {
 
   async start() {
     this.build();
+    await this.begin();
+  }
+
+  async begin() {
     this.draw(await get("/api/fleet"));
     const events = new EventSource("/api/fleet/events");
     events.addEventListener("fleet", (event) => { this.live = true; this.draw(JSON.parse(event.data)); });
     events.addEventListener("end", () => events.close());
-    events.onerror = () => { this.live = false; this.draw(this.seen); };
+    events.onerror = () => {
+      this.live = false;
+      this.draw(this.seen);
+      if (events.readyState === EventSource.CLOSED) retried(() => this.begin());
+    };
   }
 
   build() {
