@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import posixpath
 import re
 import time
@@ -18,6 +19,8 @@ WRITER = "elastic.writer"
 """The tag that says which process sends the steps of the run."""
 METRICS_MAX = 1000
 """How many metrics MLflow takes in one request."""
+NAME_MAX = 250
+"""Characters of the name of a metric, for MLflow. It refuses the whole request for a longer one."""
 SETTLE_S = 2.0
 """Requests of a dead leader's process have ended after so many seconds."""
 
@@ -66,8 +69,12 @@ class MLflowTracker:
 
 def metric_name(name: str) -> str:
     """The name as MLflow allows it: letters, digits, and _-./: and spaces, spelled as a path that has no shorter
-    spelling."""
-    return posixpath.normpath(re.sub(r"[^\w\-./: ]", "_", name)).lstrip("./") or "_"
+    spelling. One that is too long is cut, and ends in a digest of the whole, so that no two become one."""
+    allowed = posixpath.normpath(re.sub(r"[^\w\-./: ]", "_", name)).lstrip("./") or "_"
+    if len(allowed) <= NAME_MAX:
+        return allowed
+    digest = hashlib.sha256(name.encode(errors="backslashreplace")).hexdigest()[:16]
+    return f"{allowed[: NAME_MAX - len(digest) - 1]}-{digest}"
 
 
 def _requests(steps: list[StepPoints]) -> Iterator[list[Any]]:

@@ -28,6 +28,14 @@ def test_names_as_mlflow_allows_them(name: str, allowed: str) -> None:
     assert metric_name(name) == allowed
 
 
+def test_a_name_that_is_too_long_for_mlflow_is_cut_and_stays_another_than_the_others() -> None:
+    names = ["x" * 250, "x" * 251, "x" * 251 + "y", "x" * 251 + "z", "a/" * 200 + "b", "a/" * 200 + "c"]
+    cut = [metric_name(name) for name in names]
+    assert cut[0] == names[0] and len(set(cut)) == len(names)
+    assert {len(name) for name in cut} == {250}
+    assert [metric_name(name) for name in cut] == cut, "MLflow allows them"
+
+
 def test_a_request_has_whole_steps_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(LIBRARIES)
     small = [StepPoints(number, {"a": 0.0, "b": 1.0}) for number in range(500)]
