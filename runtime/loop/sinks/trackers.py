@@ -47,6 +47,8 @@ class TrackerSink:
         """The step to give to the process; None: it has not reached the tracker yet."""
         self._start_s = 0.0
         """When the process may be started."""
+        self._superseded = False
+        """Another leader's process has taken over from the last one."""
 
     def __str__(self) -> str:
         return self._said
@@ -54,7 +56,8 @@ class TrackerSink:
     def open(self, job: JobView) -> int | None:
         """None while the tracker is not reached, or the process has not taken what it was given."""
         if self._process is None:
-            if time.monotonic() >= self._start_s:
+            # Whoever has led before is asked here too, as the job ends, and must not take over from the leader.
+            if time.monotonic() >= self._start_s and (job.rank == 0 or not self._superseded):
                 self._start()
             return None
         self._listen(self._process)
@@ -133,11 +136,11 @@ class TrackerSink:
             assert pipe is not None
             pipe.close()
         self._process, self._next = None, None
-        if status == SUPERSEDED:
-            self._start_s = float("inf")  # this worker does not lead any more
-        else:
+        # If another has taken over, this worker does not lead any more, which it may not know yet. It may lead again.
+        self._superseded = status == SUPERSEDED
+        if not self._superseded:
             self._say(f"the process that sends the steps has ended ({status}); a new one starts in {RESTART_S:.0f} s")
-            self._start_s = time.monotonic() + RESTART_S
+        self._start_s = time.monotonic() + RESTART_S
 
     def _say(self, text: str) -> None:
         print(f"elastic: {self}: {text}", file=sys.stderr, flush=True)

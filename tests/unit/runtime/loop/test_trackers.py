@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import elastic
 from elastic.errors import ConfigError
@@ -45,6 +46,12 @@ SINKS: list[MLflow] = []
 def mlflow(store: Path) -> MLflow:
     SINKS.append(elastic.MLflow("experiment", "bert-1", uri=f"file:{store}"))
     return SINKS[-1]
+
+
+class Follower:
+    """The job of a worker that does not lead."""
+
+    worker_id, rank, world_size, device = "n.0.1", 1, 2, torch.device("cpu")
 
 
 def record(step: int, **scalars: float) -> StepRecord:
@@ -189,9 +196,14 @@ def test_a_leader_that_was_frozen_sends_nothing_more(store: Path, monkeypatch: p
     late.write(record(3))
     assert late._process is not None and late._process.wait(WAIT_S) == trackers.SUPERSEDED
     assert late.write(record(4)) is False
-    assert late.open(make_job()) is None and late._process is None, "it does not come back"
+    for _ in range(2):
+        assert late.open(Follower()) is None and late._process is None, "it does not come back"
     last.close()
     assert steps_of(store) == [0, 1, 2]
+    assert opened(late) == 3, "unless it leads again"
+    write_all(late, 3, 5)
+    late.close()
+    assert steps_of(store) == [0, 1, 2, 3, 4]
 
 
 def test_a_package_that_is_missing_is_named_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
