@@ -67,7 +67,7 @@ def _member(rank: int, members: int, elements: int, rounds: int, tcp: bool, shar
         begun_s = time.perf_counter()
         ring = build(
             listener,
-            RingSpec(job="bench", generation=generation, me=name, peers=peers, plan="p", token="t"),
+            RingSpec(job="bench", generation=generation, base=generation, me=name, peers=peers, plan="p", token="t"),
             deadline_s=60.0,
             cancelled=threading.Event(),
         )

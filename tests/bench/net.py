@@ -268,7 +268,7 @@ def _serve(rank: int, layout: Layout, addresses: Sequence[str], within: str, pip
     peers = [Peer(f"w{other}", addresses[other // layout.ranks], port) for other, port in enumerate(ports)]
     ring = build(
         listener,
-        RingSpec(job="net", generation=1, me=f"w{rank}", peers=peers, plan="p", token="t"),
+        RingSpec(job="net", generation=1, base=1, me=f"w{rank}", peers=peers, plan="p", token="t"),
         deadline_s=WAIT_S,
         cancelled=threading.Event(),
     )

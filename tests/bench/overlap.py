@@ -154,6 +154,7 @@ def _member(rank: int, options: argparse.Namespace, shared: str) -> None:
         RingSpec(
             job="bench",
             generation=1,
+            base=1,
             me=name,
             peers=[Peer(f"w{other}", *address) for other, address in enumerate(addresses)],
             plan="p",

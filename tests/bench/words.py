@@ -103,7 +103,9 @@ def _serve(rank: int, members: int, operations: int, barrier: Any, pipe: Any) ->
             ring.close()
         ring = build(
             listener,
-            RingSpec(job="words", generation=generation, me=f"w{rank}", peers=peers, plan="p", token="t"),
+            RingSpec(
+                job="words", generation=generation, base=generation, me=f"w{rank}", peers=peers, plan="p", token="t"
+            ),
             deadline_s=WAIT_S,
             cancelled=threading.Event(),
             kept=kept,

@@ -90,6 +90,7 @@ def build_one(
     peers: Sequence[Peer],
     *,
     generation: int = 1,
+    base: int | None = None,
     plan: str = "plan",
     token: str = TOKEN,
     deadline_s: float = GENEROUS_S,
@@ -97,9 +98,19 @@ def build_one(
     offer: str = "",
     kept: dict[str, PeerLink] | None = None,
 ) -> Ring:
+    """base: as in RingSpec; None: the generation is no planned one."""
     return build(
         opened,
-        RingSpec(job=JOB, generation=generation, me=me, peers=peers, plan=plan, token=token, offer=offer),
+        RingSpec(
+            job=JOB,
+            generation=generation,
+            base=generation if base is None else base,
+            me=me,
+            peers=peers,
+            plan=plan,
+            token=token,
+            offer=offer,
+        ),
         deadline_s=deadline_s,
         cancelled=cancelled or threading.Event(),
         kept=kept,

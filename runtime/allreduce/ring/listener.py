@@ -116,11 +116,12 @@ class Listener:
         self._on_refused(because, host_of(sock))
 
     @contextlib.contextmanager
-    def expecting(self, generation: int) -> Iterator[Arrivals]:
-        """Receive the ring connections of one generation; connections of older ones are refused from now on."""
+    def expecting(self, generation: int, base: int) -> Iterator[Arrivals]:
+        """Receive the ring connections of one generation. Those of generations older than its base are refused from now
+        on; planned ones of one base may be built side by side, and members may come to them in any order."""
         arrivals = Arrivals(lambda: self._claim(generation))
         with self._lock:
-            self._floor = max(self._floor, generation)
+            self._floor = max(self._floor, base)
             stale = [parked for parked in self._parked if parked.hello.generation < self._floor]
             self._parked = [parked for parked in self._parked if parked.hello.generation >= self._floor]
             self._expecting[generation] = arrivals

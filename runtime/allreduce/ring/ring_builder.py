@@ -28,12 +28,13 @@ _CANCEL_CHECK_S = 0.02
 class RingSpec:
     """The ring of one generation, as one member sees it.
 
-    peers: all members in rank order, this one included. plan: hash of the generation's plan. token: the members'
-    secret. Both must be equal on all members. offer: rank 0's, sent to all others.
+    base: as in Generation. peers: all members in rank order, this one included. plan: hash of the generation's plan.
+    token: the members' secret. Both must be equal on all members. offer: rank 0's, sent to all others.
     """
 
     job: str
     generation: int
+    base: int
     me: str
     peers: Sequence[Peer]
     plan: str
@@ -69,7 +70,7 @@ def build(
         kept.clear()
     builder = _Builder(spec, listener, links)
     try:
-        with listener.expecting(spec.generation) as arrivals:
+        with listener.expecting(spec.generation, spec.base) as arrivals:
             builder.connect(arrivals, time.monotonic() + deadline_s, cancelled)
         hosts = [peer.host for peer in spec.peers]
         ring = Ring(spec.generation, spec.members, hosts, spec.me, builder.connections)

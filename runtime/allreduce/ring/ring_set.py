@@ -142,6 +142,7 @@ class Rings:
         spec = RingSpec(
             job=self._job,
             generation=generation.number,
+            base=generation.base,
             me=self._me,
             peers=peers,
             plan=generation.digest(),
