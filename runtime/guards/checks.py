@@ -320,8 +320,8 @@ def backward_watched(look: Callable[[torch.Tensor], None]) -> Iterator[None]:
 def check_loss(loss: torch.Tensor, shards: int) -> None:
     """Raise LossDivided if the last operation of the loss is a division by exactly the number of shards.
 
-    Only a plain Python number counts; autograd keeps it as a float64 or int64 scalar. One multiplication by a
-    float32 scalar is looked through, because that is what GradScaler.scale() appends.
+    Only a plain Python number counts: a tensor of that value is a count of the data, such as tokens. One multiplication
+    by a float32 scalar is looked through, because that is what GradScaler.scale() appends.
     """
     node: Any = loss.grad_fn
     if node is not None and node.name() == "MulBackward0":
@@ -333,13 +333,21 @@ def check_loss(loss: torch.Tensor, shards: int) -> None:
     if shards < 2 or node is None or node.name() != "DivBackward0":
         return
     divisor = node._saved_other
-    plain = isinstance(divisor, torch.Tensor) and divisor.dim() == 0 and divisor.dtype in (torch.int64, torch.float64)
-    if plain and divisor.item() == shards:
+    if _is_number(divisor) and divisor.item() == shards:
         raise errors.LossDivided(
             f"the loss is divided by {shards}, the number of shards, but the reduction already takes the mean over "
             f"the shards: gradients would be {shards} times too small. Remove the division. If it has another meaning "
             '(a mean over a batch of that size, say), write job.steps(..., allow={"LossDivided"}).'
         )
+
+
+def _is_number(saved: object) -> bool:
+    """Whether this is what autograd keeps of a Python number: a scalar of float64 or int64 whose type gives way to that
+    of any tensor beside it."""
+    if not isinstance(saved, torch.Tensor) or saved.dim() or saved.dtype not in (torch.int64, torch.float64):
+        return False
+    narrow = torch.float16 if saved.is_floating_point() else torch.int8
+    return torch.result_type(torch.zeros((), dtype=narrow, device="cpu"), saved) != saved.dtype
 
 
 def _is_scale(factor: object) -> bool:

@@ -319,7 +319,13 @@ def test_a_loss_divided_before_the_function_form_of_backward_is_noticed(setup: S
         run(setup, lambda step, x, y: torch.autograd.backward([loss_of(setup, x, y) / SHARDS]))
 
 
-@pytest.mark.parametrize("by", [SHARDS - 1, 2.0 * SHARDS, torch.tensor(float(SHARDS))])
+@pytest.mark.parametrize(
+    "by",
+    [
+        *(SHARDS - 1, 2.0 * SHARDS),
+        *(torch.tensor(SHARDS, dtype=dtype) for dtype in (torch.float32, torch.float64, torch.int32, torch.int64)),
+    ],
+)
 def test_other_divisions_are_left_alone(setup: Setup, by: object) -> None:
     """A tensor of that value is a count of the data, such as tokens."""
     run(setup, divided(setup, by))
