@@ -321,18 +321,19 @@ def check_loss(loss: torch.Tensor, shards: int) -> None:
     """Raise LossDivided if the last operation of the loss is a division by exactly the number of shards.
 
     Only a plain Python number counts: a tensor of that value is a count of the data, such as tokens. One multiplication
-    by a float32 scalar is looked through, because that is what GradScaler.scale() appends.
+    by a float32 scalar is looked through, because that is what GradScaler.scale() appends. What is saved is looked at
+    as it lies there: the script's hooks of saved tensors may give each of them only once.
     """
     node: Any = loss.grad_fn
     if node is not None and node.name() == "MulBackward0":
         (left, _), (right, _) = node.next_functions
-        if _is_scale(node._saved_other):
+        if _is_scale(node._raw_saved_other.data):
             node = left
-        elif _is_scale(node._saved_self):
+        elif _is_scale(node._raw_saved_self.data):
             node = right
     if shards < 2 or node is None or node.name() != "DivBackward0":
         return
-    divisor = node._saved_other
+    divisor = node._raw_saved_other.data
     if _is_number(divisor) and divisor.item() == shards:
         raise errors.LossDivided(
             f"the loss is divided by {shards}, the number of shards, but the reduction already takes the mean over "

@@ -38,8 +38,8 @@ OF_OBJECTS: dict[str, Callable[[], object]] = {
     "_state_dict_pre_hooks": lambda: nn.Module()._state_dict_pre_hooks,
     "_num_yielded": lambda: iter(DataLoader(TensorDataset(torch.ones(2))))._num_yielded,
     "_orig_mod": lambda: cast(Any, torch.compile(nn.Linear(1, 1), backend="eager"))._orig_mod,
-    "_saved_other": lambda: _node("_saved_other"),
-    "_saved_self": lambda: _node("_saved_self"),
+    "_raw_saved_other": lambda: _saved("_raw_saved_other"),
+    "_raw_saved_self": lambda: _saved("_raw_saved_self"),
 }
 """Attributes that an object has and its class has not."""
 
@@ -62,9 +62,10 @@ def _optimizer() -> torch.optim.Optimizer:
     return torch.optim.SGD([torch.zeros(1)])
 
 
-def _node(name: str) -> object:
+def _saved(name: str) -> object:
+    """What is raw belongs to the node, and must not be read when that is gone."""
     doubled = torch.ones(1, requires_grad=True) * torch.ones(1, requires_grad=True)
-    return getattr(doubled.grad_fn, name)
+    return getattr(doubled.grad_fn, name).data
 
 
 def listed() -> set[str]:

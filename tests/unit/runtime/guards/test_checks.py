@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -333,6 +334,35 @@ def test_other_divisions_are_left_alone(setup: Setup, by: object) -> None:
 
 def test_a_division_that_is_not_the_last_operation_is_left_alone(setup: Setup) -> None:
     run(setup, lambda step, x, y: (loss_of(setup, x, y) / SHARDS + 0.1).backward())
+
+
+@pytest.mark.parametrize("last", [lambda loss: loss / torch.tensor(3), lambda loss: loss * torch.tensor(2.0)])
+def test_what_hooks_of_the_script_have_saved_is_left_to_backward(
+    setup: Setup, last: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    run(setup, fetching_once(setup, last))
+
+
+def test_a_loss_divided_under_hooks_of_the_script_is_noticed(setup: Setup) -> None:
+    with pytest.raises(LossDivided):
+        run(setup, fetching_once(setup, lambda loss: loss / SHARDS))
+
+
+def fetching_once(setup: Setup, last: Callable[[torch.Tensor], torch.Tensor]) -> Body:
+    """As where activations are offloaded. last: the last operation of the loss."""
+    saved: dict[int, torch.Tensor] = {}
+    numbers = itertools.count()
+
+    def save(tensor: torch.Tensor) -> int:
+        saved[number := next(numbers)] = tensor
+        return number
+
+    def body(step: Step, x: torch.Tensor, y: torch.Tensor) -> None:
+        with torch.autograd.graph.saved_tensors_hooks(save, saved.pop):
+            loss = last(loss_of(setup, x, y))
+        loss.backward()
+
+    return body
 
 
 def test_loss_divided_can_be_allowed_by_name(setup: Setup) -> None:
