@@ -765,14 +765,16 @@ class RingBroken(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., because: _Optional[str] = ...) -> None: ...
 
 class BuildFailed(_message.Message):
-    __slots__ = ("worker_id", "generation", "unreachable")
+    __slots__ = ("worker_id", "generation", "unreachable", "because")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     generation: int
     unreachable: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., unreachable: _Optional[_Iterable[str]] = ...) -> None: ...
+    because: str
+    def __init__(self, worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., unreachable: _Optional[_Iterable[str]] = ..., because: _Optional[str] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("worker_id", "generation", "reduced", "applied", "phase", "shards", "shard_us", "exchange_us", "doing", "for_ms", "usual_ms", "computes", "over", "over_because", "min_replicas", "grace_ms", "replicas")

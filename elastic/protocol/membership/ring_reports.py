@@ -46,7 +46,7 @@ def heard_of_ring(
                 close_rest(g, now_s, do)
             elif g.state in (State.RUNNING, State.PAUSED, State.REBUILDING):
                 become_quiescing(g, f"{word.worker_id} says ring {number} is broken: {because}", now_s, do)
-        case BuildFailedReport(_, number, unreachable):
+        case BuildFailedReport(_, number, unreachable, because):
             together = g.state in (State.RUNNING, State.PAUSED, State.REBUILDING)
             if record is g.base or record is g.running or seen.entered == number:
                 # Also while QUIESCING: a peer's word that this ring is closed may have come first.
@@ -54,8 +54,11 @@ def heard_of_ring(
                 members = frozenset(record.ids)
                 g.failed_builds[members] = g.failed_builds.get(members, frozenset()) | {number}
                 named = ", ".join(unreachable) or "the others by what carries the gradients"
+                failed = f"reach {named} in generation {number}"
+                if because:
+                    failed = f"build the ring of generation {number}: {because}"
                 if together:
-                    become_quiescing(g, f"{word.worker_id} cannot reach {named} in generation {number}", now_s, do)
+                    become_quiescing(g, f"{word.worker_id} cannot {failed}", now_s, do)
             elif together and (record is g.aim or record.early):
                 _turn_away(g, record, {word.worker_id, *unreachable}, now_s, do)
 

@@ -89,9 +89,12 @@ class RingBrokenReport:
 
 @dataclass(frozen=True, slots=True)
 class BuildFailedReport:
+    """The worker has not built its ring. because: why, if it names nobody."""
+
     worker_id: str
     generation: int
     unreachable: tuple[str, ...]
+    because: str = ""
 
 
 class Doing(StrEnum):

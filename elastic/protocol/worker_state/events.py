@@ -70,8 +70,11 @@ class RingBuilt:
 
 @dataclass(frozen=True, slots=True)
 class RingFailed:
+    """because: why, if no peer is the cause."""
+
     generation: int
     unreachable: tuple[str, ...]
+    because: str = ""
 
 
 @dataclass(frozen=True, slots=True)

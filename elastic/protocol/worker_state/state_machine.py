@@ -87,8 +87,8 @@ def ring_changed(p: WorkerState, event: events.RingBuilt | events.RingFailed | e
                 return replace(p, ring=messages.RingState.LIVE), (events.Say(messages.RingUp(p.me, generation)),)
             if any(g.number == generation for g in p.pending):
                 return replace(p, built=(*p.built, generation)), (events.Say(messages.RingUp(p.me, generation)),)
-        case events.RingFailed(generation, unreachable):
-            failed = events.Say(messages.BuildFailedReport(p.me, generation, unreachable))
+        case events.RingFailed(generation, unreachable, because):
+            failed = events.Say(messages.BuildFailedReport(p.me, generation, unreachable, because))
             if generation == p.entered and p.ring is messages.RingState.BUILDING:
                 return replace(p, ring=messages.RingState.ABORTED), (failed,)
             if any(g.number == generation for g in p.pending):

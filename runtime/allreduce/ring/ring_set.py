@@ -85,13 +85,14 @@ class Rings:
             _close_all([left])
         try:
             ring = self._connect(generation, kept, cancelled)
-        except (BuildFailed, DeviceHung) as failed:
+        except (BuildFailed, DeviceHung, OSError) as failed:  # an OSError: no descriptor is left, say
             with self._lock:
                 self._building.pop(generation.number, None)
             if isinstance(failed, DeviceHung):
                 self.on_hung(failed)
             if not cancelled.is_set():
-                post(RingFailed(generation.number, getattr(failed, "unreachable", ())))
+                unreachable = failed.unreachable if isinstance(failed, BuildFailed) else ()
+                post(RingFailed(generation.number, unreachable, "" if unreachable else str(failed)))
             return
         except GenerationEnded:
             return

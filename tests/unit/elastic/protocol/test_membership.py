@@ -175,7 +175,8 @@ class Job:
             case "broken":
                 return RingBrokenReport(worker, number)
             case "unreachable":
-                return BuildFailedReport(worker, number, tuple(plain[2:]))
+                because = options.get("because", "").replace("_", " ")
+                return BuildFailedReport(worker, number, tuple(plain[2:]), because)
             case "progress":
                 return Progress(
                     worker, number, int(plain[2]), int(options.get("applied", 0)),

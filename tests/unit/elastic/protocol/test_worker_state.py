@@ -122,7 +122,8 @@ class Worker:
             case "built":
                 return RingBuilt(numbers[0])
             case "unreachable":
-                return RingFailed(numbers[0], tuple(words[1:]))
+                because = arguments(words).get("because", "").replace("_", " ")
+                return RingFailed(numbers[0], tuple(word for word in words[1:] if "=" not in word), because)
             case "lost":
                 return RingLost(numbers[0])
             case "headers":
@@ -247,7 +248,7 @@ def say(word: Word) -> str:
         case RingBrokenReport():
             return f"RingBrokenReport {word.generation}"
         case BuildFailedReport():
-            return f"BuildFailedReport {word.generation} {','.join(word.unreachable)}"
+            return f"BuildFailedReport {word.generation} {','.join(word.unreachable) or word.because}"
         case _:
             return str(word)
 

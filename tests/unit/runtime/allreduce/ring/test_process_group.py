@@ -191,7 +191,7 @@ def test_transports_that_cannot_be_connected_are_tried_a_few_times(failures: int
         rings = Rings(door, JOB, "a", GENEROUS_S, RingKind.NCCL, Unwilling(failures).meet)
         for number in range(1, failures + 1):
             rings.check()
-            assert build(rings, door.address[1], number) == RingFailed(number, ())
+            assert build(rings, door.address[1], number) == RingFailed(number, (), "no way")
         if failures < FAILURES_MAX:
             assert build(rings, door.address[1], 9) == RingBuilt(9)
             rings.check()
@@ -208,7 +208,7 @@ def test_a_device_that_hangs_is_told_at_once_on_the_thread_that_builds() -> None
         door = opened["a"]
         rings = Rings(door, JOB, "a", GENEROUS_S, RingKind.NCCL, unwilling.meet)
         rings.on_hung = heard.append
-        assert build(rings, door.address[1], 1) == RingFailed(1, ())
+        assert build(rings, door.address[1], 1) == RingFailed(1, (), "cuda:0 still runs")
         assert [str(hung) for hung in heard] == ["cuda:0 still runs"]
 
 
