@@ -67,7 +67,7 @@ class Rings:
                 ) from last
 
     def build(self, generation: Generation, post: Callable[[Event], object]) -> None:
-        """Start building; posts RingBuilt or RingFailed, or nothing if it was aborted meanwhile."""
+        """Start building; posts RingBuilt or RingFailed, or nothing if it was aborted or retired meanwhile."""
         cancelled = threading.Event()
         with self._lock:
             self._building[generation.number] = cancelled
@@ -180,12 +180,15 @@ class Rings:
             self._retired[generation] = until
 
     def close_retired(self, op: int) -> None:
-        """Close the rings that had to stay open until the headers of operation ``op`` or an earlier one came."""
+        """Close the rings that had to stay open until the headers of operation ``op`` or an earlier one came. What is
+        still being built ends, or is closed by its builder."""
         with self._lock:
             numbers = [number for number, until in self._retired.items() if until <= op]
             rings = [ring for number in numbers if (ring := self._rings.pop(number, None))]
             for number in numbers:
                 del self._retired[number]
+                if cancelled := self._building.pop(number, None):
+                    cancelled.set()
         _close_all(rings)
 
     def carries(self, generation: int) -> tuple[str, str]:
