@@ -7,6 +7,7 @@ host and use the unix socket beside the TCP port (unix_socket.py).
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import socket
@@ -24,6 +25,8 @@ from runtime.script_end import TorchThread
 
 HELLO_S = 5.0
 """Seconds within which a caller has to send all of its hello; then it is dropped."""
+ACCEPT_AGAIN_S = 0.05
+"""Seconds for which callers wait at a port that finds no descriptor for them."""
 PARKED_S = 60.0
 """Seconds for which a ring connection waits for this worker to begin its generation; above any ring's build time."""
 MAX_PENDING = 512
@@ -96,6 +99,8 @@ class Listener:
         listening = socket.create_server((host, 0), family=family, backlog=MAX_PENDING)
         self._port: int = listening.getsockname()[1]
         self._sockets = [listening, *listen_locally(host, self._port)]
+        self._resting: dict[socket.socket, float] = {}
+        """Those that found no descriptor for a caller, and when they are taken up again."""
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = False
         self._lock = threading.Lock()
@@ -177,11 +182,14 @@ class Listener:
     def _next_expiry(self, pending: dict[socket.socket, IncomingPeer]) -> float | None:
         with self._lock:
             times = [parked.expires_s for parked in self._parked]
-        times += [entry.expires_s for entry in pending.values()]
+        times += [*self._resting.values(), *(entry.expires_s for entry in pending.values())]
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _expire(self, pending: dict[socket.socket, IncomingPeer], selector: selectors.BaseSelector) -> None:
         now_s = time.monotonic()
+        for listening in [sock for sock, until_s in self._resting.items() if until_s <= now_s]:
+            del self._resting[listening]
+            selector.register(listening, selectors.EVENT_READ, _LISTENING)
         for sock in [sock for sock, entry in pending.items() if entry.expires_s <= now_s]:
             del pending[sock]
             selector.unregister(sock)
@@ -198,8 +206,11 @@ class Listener:
     ) -> None:
         try:
             sock, _ = listening.accept()
-        except OSError:
-            return  # the caller hung up, or no descriptor is left; it calls again
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # the caller stays there, so select() would return at once
+                selector.unregister(listening)
+                self._resting[listening] = time.monotonic() + ACCEPT_AGAIN_S
+            return  # or it hung up, and calls again
         host = host_of(sock)
         of_host = sum(entry.host == host for entry in pending.values())
         if len(pending) >= MAX_PENDING or of_host >= MAX_PENDING_OF_A_HOST or not is_same_user(sock):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import socket
 import threading
+import time
 
 import pytest
 
 from elastic.errors import BuildFailed, GenerationEnded
+from runtime.allreduce.ring.listener import ACCEPT_AGAIN_S
 from tests.unit.rings import GENEROUS_S, build_one, in_thread, listeners, peers_of, wait_until
 
 
@@ -39,3 +44,26 @@ def test_a_call_that_waits_for_a_planned_generation_is_refused_when_its_base_is_
         cancelled.set()
         with pytest.raises(GenerationEnded):
             loss.result(GENEROUS_S)
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
+def test_a_port_without_a_descriptor_for_a_caller_rests_and_admits_it_later(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept, tried_s, some_free = socket.socket.accept, list[float](), threading.Event()
+
+    def none_left(sock: socket.socket) -> tuple[socket.socket, object]:
+        if some_free.is_set():
+            return accept(sock)
+        tried_s.append(time.monotonic())
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(socket.socket, "accept", none_left)
+    with listeners(["a", "b"], ["127.0.0.1", "127.0.0.2"]) as opened:
+        peers = peers_of(opened)
+        ends = [in_thread(lambda n=name: build_one(opened[n], n, peers)) for name in opened]  # type: ignore[misc]
+        wait_until(lambda: len(tried_s) > 3)
+        some_free.set()
+        for end in ends:
+            end.result(GENEROUS_S).close()
+    assert tried_s[3] - tried_s[0] >= 3 * ACCEPT_AGAIN_S
