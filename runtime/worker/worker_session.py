@@ -84,7 +84,6 @@ class WorkerSession(OperationLoop):
             told.address,
             job=told.job,
             me=self.worker_id,
-            token_of=lambda generation: self._orders.token_of(generation),
             serve_copy=self._serve_copy,
             seal=seal,
             on_refused=lambda because, caller: self._refusals.say(because, at="worker", peer=caller),
@@ -101,6 +100,7 @@ class WorkerSession(OperationLoop):
         self._donor = CopyServer(self._shared, self._journal)
         self._asker = CopyClient(told.job, self.worker_id, seal)
         self._orders = LeaderOrders(self._shared, self._asker, self._client, self._journal)
+        self._listener.token_of = self._orders.token_of
         self._rings.on_hung = self._give_way
         self.script = ScriptLoop(newcomer=True)
         self._admission = JoinProtocol(self._shared, self._orders, self._asker, self._journal, self.script)

@@ -76,9 +76,10 @@ class Listener:
     """Accepts on host, port 0, in one thread, from construction until close().
 
     host: the address under which peers reach this worker. me: its worker_id. token_of(generation): the members' secret,
-    None if unknown here. serve_copy(sock, hello): called for every accepted copy connection in a thread of its own, at
-    most MAX_COPIES at once; sock is blocking, and closed when it returns. seal: TLS for connections with other hosts.
-    on_refused: called for every refused caller. Raises OSError if host cannot be bound.
+    None if unknown here; may be set later, since callers may come at once. serve_copy(sock, hello): called for every
+    accepted copy connection in a thread of its own, at most MAX_COPIES at once; sock is blocking, and closed when it
+    returns. seal: TLS for connections with other hosts. on_refused: called for every refused caller. Raises OSError if
+    host cannot be bound.
     """
 
     def __init__(
@@ -87,14 +88,14 @@ class Listener:
         *,
         job: str,
         me: str,
-        token_of: TokenOf,
         serve_copy: ServeCopy,
+        token_of: TokenOf = lambda generation: None,
         seal: TlsContexts = PLAIN,
         on_refused: Refused = lambda because, caller: None,
     ) -> None:
         self._host, self._job, self._me = host, job, me
         self.seal, self._on_refused = seal, on_refused
-        self._token_of, self._serve_copy = token_of, serve_copy
+        self.token_of, self._serve_copy = token_of, serve_copy
         family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
         listening = socket.create_server((host, 0), family=family, backlog=MAX_PENDING)
         self._port: int = listening.getsockname()[1]
@@ -245,6 +246,9 @@ class Listener:
             refused = None
         except (OSError, EOFError):
             refused = None
+        except Exception as error:  # of token_of, say: the thread goes on for the other callers
+            self.refused(f"its hello could not be checked: {error!r}", sock)
+            refused = None
         else:
             host = pending.pop(sock).host
             selector.unregister(sock)
@@ -269,7 +273,7 @@ class Listener:
             raise handshake.HelloRefused(f"this worker belongs to job {self._job!r}")
         if hello.to != self._me:
             raise handshake.HelloRefused(f"this is {self._me}, not {hello.to}")
-        token = self._token_of(hello.generation)
+        token = self.token_of(hello.generation)
         if token is None and hello.purpose == "copy":
             raise handshake.HelloRefused(f"{self._me} does not know generation {hello.generation}")
         if token is not None and not handshake.is_proven(hello, token):
@@ -330,7 +334,7 @@ class Listener:
         try:
             sock.settimeout(HELLO_S)
             welcome = handshake.proven_welcome(
-                handshake.Welcome(hello.generation, self._me, hello.plan), hello, self._token_of(hello.generation) or ""
+                handshake.Welcome(hello.generation, self._me, hello.plan), hello, self.token_of(hello.generation) or ""
             )
             with contextlib.suppress(OSError):  # if the caller hung up, serve_copy finds the end at once
                 sock.sendall(handshake.encode(welcome))

@@ -11,8 +11,21 @@ import time
 import pytest
 
 from elastic.errors import BuildFailed, GenerationEnded
+from runtime.allreduce.ring.handshake import Hello
 from runtime.allreduce.ring.listener import ACCEPT_AGAIN_S
-from tests.unit.rings import GENEROUS_S, build_one, in_thread, listeners, peers_of, wait_until
+from tests.unit.rings import (
+    GENEROUS_S,
+    JOB,
+    TOKEN,
+    build_all,
+    build_one,
+    called,
+    in_thread,
+    listeners,
+    peers_of,
+    rest_of,
+    wait_until,
+)
 
 
 @pytest.mark.parametrize("order", [(6, 7), (7, 6)])
@@ -67,3 +80,14 @@ def test_a_port_without_a_descriptor_for_a_caller_rests_and_admits_it_later(
         for end in ends:
             end.result(GENEROUS_S).close()
     assert tried_s[3] - tried_s[0] >= 3 * ACCEPT_AGAIN_S
+
+
+def test_a_caller_that_cannot_be_checked_is_dropped_and_others_are_admitted() -> None:
+    with listeners(["a", "b"]) as opened:
+        opened["a"].token_of = {1: TOKEN}.__getitem__
+        with socket.create_connection(opened["a"].address) as caller:
+            caller.settimeout(GENEROUS_S)
+            called(caller, Hello(JOB, 2, "b", "a", "ring", "plan"))
+            assert rest_of(caller) == b""
+        for ring in build_all(opened):
+            ring.close()
