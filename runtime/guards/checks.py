@@ -299,22 +299,27 @@ def _addresses(parameters: Iterable[torch.nn.Parameter]) -> list[int]:
 def backward_watched(look: Callable[[torch.Tensor], None]) -> Iterator[None]:
     """Show each loss to `look` before its backward(), while the context is open.
 
-    Tensor.backward() resolves torch.autograd.backward at the call, so one replaced name covers both spellings.
+    Tensor.backward() resolves torch.autograd.backward at the call, so one replaced name covers both spellings. If other
+    code has replaced it meanwhile, that stays, around a function that looks no more.
     """
     original = torch.autograd.backward
+    watching = True
 
     @functools.wraps(original)
     def watched(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        for tensor in (tensors,) if isinstance(tensors, torch.Tensor) else tensors:
-            if isinstance(tensor, torch.Tensor):
-                look(tensor)
+        if watching:
+            for tensor in (tensors,) if isinstance(tensors, torch.Tensor) else tensors:
+                if isinstance(tensor, torch.Tensor):
+                    look(tensor)
         original(tensors, *args, **kwargs)
 
     torch.autograd.backward = watched
     try:
         yield
     finally:
-        torch.autograd.backward = original
+        watching = False
+        if torch.autograd.backward is watched:
+            torch.autograd.backward = original
 
 
 def check_loss(loss: torch.Tensor, shards: int) -> None:

@@ -369,6 +369,26 @@ def test_loss_divided_can_be_allowed_by_name(setup: Setup) -> None:
     run(setup, divided(setup, SHARDS), allow={"LossDivided"})
 
 
+def test_a_patch_of_backward_that_a_library_makes_meanwhile_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.Tensor] = []
+    called: list[object] = []
+    monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)  # put back when the test is over
+    loss = torch.ones((), requires_grad=True)
+    with checks.backward_watched(seen.append):
+        ours = torch.autograd.backward
+
+        def patched(*arguments: Any, **named: Any) -> None:
+            called.append(arguments)
+            ours(*arguments, **named)
+
+        torch.autograd.backward = patched
+        loss.backward()
+    loss.backward()
+    assert torch.autograd.backward is patched and len(called) == 2
+    assert len(seen) == 1, "it looks no more"
+    assert loss.grad == 2
+
+
 def test_backward_is_torchs_own_after_the_rehearsal(setup: Setup) -> None:
     original = torch.autograd.backward
     inside: list[object] = []
