@@ -94,13 +94,14 @@ class Connections:
         self._present = connected(target_of(endpoints), tls, keepalive_s)
         self._unanswered = 0
         self._successor: _Successor | None = None
+        self._closed = False
         self._former: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def present(self) -> Any:
         """With the newest certificates that etcd has accepted: it reads its authorities when it starts, and may not
         believe new certificates yet. A caller holds it for as long as its call lasts."""
         with self._lock:
-            if self._tls is not None and (files := self._tls.state()) != self._files:
+            if self._tls is not None and not self._closed and (files := self._tls.state()) != self._files:
                 with contextlib.suppress(OSError):  # being replaced at this moment: the next call looks again
                     self._connect(self._endpoints, renewal=True)
                     self._files = files
@@ -118,19 +119,21 @@ class Connections:
     def unanswered(self, client: Any) -> None:
         """Its deadline has passed, or the member said that it reaches no majority."""
         with self._lock:
-            if client is not self._present or self._endpoints[0].startswith("unix:"):  # one process only listens there
+            of_one_process = self._endpoints[0].startswith("unix:")
+            if client is not self._present or self._closed or of_one_process:
                 return
             self._unanswered += 1
             successor = self._successor
-            if successor is None or (successor.failed and not successor.renewal):
+            if successor is None or successor.failed:
                 # Already at the first, so that it is there at the second.
                 tried = self._endpoints if successor is None else successor.endpoints
                 with contextlib.suppress(OSError):
-                    self._connect(tried[1:] + tried[:1], renewal=False)
+                    self._connect(tried[1:] + tried[:1], renewal=successor is not None and successor.renewal)
             self._succeed()
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             self._drop_successor()
             for client in [*self._former, self._present]:
                 client.close()

@@ -128,7 +128,8 @@ def test_four_ranks_that_end_at_once_are_a_job(how: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("how", ["hang", "part"])
 def test_scripts_that_get_nowhere_are_shown_and_ended(how: str, tmp_path: Path) -> None:
     """Also where one of them has ended well, and the others wait for it."""
-    with job(tmp_path, how, "--hang-limit", "30", workers=3) as running:
+    # All are in round 1, whose scripts hang, however slowly they start.
+    with job(tmp_path, how, "--hang-limit", "30", "--min-workers", "3", workers=3) as running:
         running.until("a script is said to be idle", lambda: "s of 30 s" in status_text(running.status()))
         hang = running.await_event("scripts_hang")
         assert running.wait() == 0, running.output

@@ -162,8 +162,8 @@ class TrainerLoop:
         for row in trainer.state.log_history[len(self._rows) :]:
             self._rows.append({name: value.item() if hasattr(value, "item") else value for name, value in row.items()})
         state["log_history"] = list(self._rows)
-        callbacks = trainer_callbacks.kept(trainer.callback_handler.callbacks, trainer.model)
-        for row, long in zip(callbacks, self._long.note((row[0], row[2]) for row in callbacks), strict=True):
+        callbacks = trainer_callbacks.kept(trainer.callback_handler.callbacks, trainer_callbacks.reader(trainer))
+        for row, long in zip(callbacks, self._long.note(trainer_callbacks.long_of(callbacks)), strict=True):
             row[2] = long
         return {
             "state": state,
@@ -187,7 +187,9 @@ class TrainerLoop:
         set_attributes(trainer.state, found["state"])
         self._rows = list(trainer.state.log_history)
         set_attributes(trainer.control, found["control"])
-        trainer_callbacks.put_back(trainer.callback_handler.callbacks, found["callbacks"], strict=strict)
+        reader, callbacks = trainer_callbacks.reader(trainer), found["callbacks"]
+        trainer_callbacks.put_back(trainer.callback_handler.callbacks, callbacks, reader, strict=strict)
+        self._long.loaded(trainer_callbacks.long_of(callbacks))
         set_attributes(trainer, found["trainer"])
         if "runs" in found:  # an older version did not count
             self._runs.load_state_dict(found["runs"])

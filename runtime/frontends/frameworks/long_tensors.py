@@ -1,20 +1,20 @@
 """What a callback keeps that plain_state.plain_attributes leaves out: modules, such as an average of the weights or a
 reference model that follows them; lists and dictionaries with long tensors; and objects of a user's own with such.
 
-A callback changes them between steps. So they are told as they are, without a copy: who copies the weights while ranks
-are computed copies them, too.
+What has not changed since training began is not told: each process has made it by itself, as it has its data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
-from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 from elastic.errors import ConfigError
 from runtime.frontends.frameworks.plain_state import is_plain, plain_attributes
@@ -27,10 +27,25 @@ LIBRARIES = frozenset(
 )
 """Packages of objects whose attributes are not looked at."""
 ANY_LENGTH = 1 << 62
+SAMPLE = 8
+"""Elements of a tensor whose values are looked at: a change through `.data` leaves the version as it is."""
 
 Told = dict[str, dict[str, Any]]
 """{"values": {name: value}, "modules": {name: {name of a tensor: tensor}}, "objects": {name: Told}}, of attributes."""
 NOTHING: Told = {"values": {}, "modules": {}, "objects": {}}
+
+Key = tuple[str, int]
+Samples = Mapping[Any, torch.Tensor]
+
+
+def numbered(entries: Iterable[tuple[str, Any]]) -> list[tuple[Key, Any]]:
+    """(name, value) of callbacks -> ((name, how many of that name are before it), value)."""
+    seen: dict[str, int] = {}
+    found = []
+    for name, value in entries:
+        seen[name] = seen.get(name, -1) + 1
+        found.append(((name, seen[name]), value))
+    return found
 
 
 def addresses(model: nn.Module) -> set[int]:
@@ -39,103 +54,147 @@ def addresses(model: nn.Module) -> set[int]:
 
 
 def is_strided(thing: Any) -> bool:
-    """Whether it is a tensor of torch's own class that has memory."""
+    """Whether it is a tensor of torch's own class that has memory, each element in a place of its own."""
     return (
         type(thing) in (torch.Tensor, nn.Parameter)
         and thing.layout is torch.strided
         and thing.device.type != "meta"
         and thing.numel() > 0
+        and not (thing.is_conj() or thing.is_neg())
+        and all(stride or size == 1 for size, stride in zip(thing.shape, thing.stride(), strict=True))
     )
 
 
-def told(owner: object, model: nn.Module | None, *, without: Collection[object] = ()) -> Told:
-    """What an object keeps besides tensors of the model, also in objects in its attributes. without: modules that are
-    carried in another way."""
-    apart = [model, *without]
-    own: set[int] | None = None
+def samples(tensors: Iterable[torch.Tensor]) -> Samples:
+    """Device and dtype -> bytes of the first elements of such tensors."""
+    found = defaultdict(list)
+    for tensor in tensors:
+        if tensor.is_contiguous():
+            found[tensor.device, tensor.dtype].append(tensor.detach().view(-1)[:SAMPLE])
+    return {kind: torch.cat(some).view(torch.uint8) for kind, some in found.items()}
 
-    def of_model(tensor: torch.Tensor) -> bool:
-        nonlocal own
-        if own is None:  # most callbacks keep nothing that has to be compared
-            own = set() if model is None else addresses(model)
-        return tensor.data_ptr() in own
 
-    found = _own(owner, apart, of_model)
-    for name, value in list(vars(owner).items()):
-        if hasattr(value, "__dict__") and type(value).__module__.partition(".")[0] not in LIBRARIES:
-            if isinstance(value, nn.Module):
+class CallbackReader:
+    """Reads what callbacks keep besides tensors of the model, at one moment."""
+
+    def __init__(self, model: nn.Module | None, apart: Collection[object] = ()) -> None:
+        """apart: modules that are carried in another way, and objects that are data of each process."""
+        self._model = model
+        self._apart = [model, *apart]
+        self._addresses: set[int] | None = None
+
+    def told(self, owner: object) -> Told:
+        """What an object keeps, also in objects in its attributes; the tensors themselves."""
+        found = self._own(owner)
+        for name, value in list(vars(owner).items()):
+            library = type(value).__module__.partition(".")[0] in LIBRARIES
+            if library or isinstance(value, nn.Module | Dataset) or not hasattr(value, "__dict__"):
                 continue
-            below = _own(value, apart, of_model)
-            if any(below.values()):
+            if not self._is_apart(value) and any((below := self._own(value)).values()):
                 below["values"].update(plain_attributes(value))
                 found["objects"][name] = below
-    return found
+        return found
+
+    def _own(self, owner: object) -> Told:
+        found: Told = {"values": {}, "modules": {}, "objects": {}}
+        for name, value in list(vars(owner).items()):
+            if isinstance(value, nn.Module):
+                if not self._is_apart(value):
+                    tensors = {key: tensor.detach() for key, tensor in _named(value) if self._is_own(tensor)}
+                    found["modules"].update({name: tensors} if tensors else {})
+            elif _is_long(value) and all(map(self._is_own, _tensors(value))):
+                found["values"][name] = _by_reference(value)
+        return found
+
+    def _is_apart(self, value: object) -> bool:
+        return any(value is other for other in self._apart)
+
+    def _is_own(self, tensor: torch.Tensor) -> bool:
+        """Whether it has memory, which is not the model's."""
+        if not is_strided(tensor):
+            return False
+        if self._addresses is None:  # most callbacks keep nothing that has to be compared
+            self._addresses = set() if self._model is None else addresses(self._model)
+        return tensor.data_ptr() not in self._addresses
 
 
-def _own(owner: object, apart: Sequence[object], of_model: Callable[[torch.Tensor], bool]) -> Told:
-    """What it keeps itself."""
-    found: Told = {"values": {}, "modules": {}, "objects": {}}
-    for name, value in list(vars(owner).items()):
-        if any(value is other for other in apart) or is_plain(value):
-            continue
-        if isinstance(value, nn.Module):
-            tensors = {key: t.detach() for key, t in _named(value) if is_strided(t) and not of_model(t)}
-            if tensors:
-                found["modules"][name] = tensors
-        elif is_plain(value, ANY_LENGTH) and not any(map(of_model, _tensors(value))):
-            found["values"][name] = _by_reference(value)
-    return found
+class _Mark:
+    """What tensors were at a moment."""
+
+    def __init__(self, told: Told) -> None:
+        tensors = list(_all_tensors(told))
+        self._places = [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
+        self._samples = samples(tensors)
+
+    def is_of(self, other: _Mark) -> bool:
+        """Whether nothing has changed between the two moments."""
+        return self._places == other._places and not differ(self._samples, other._samples)
 
 
 class CallbackTensors:
     """Long tensors when a step was handed out. A newcomer goes through the whole step, so it must not have what
     callbacks do before the gradients: on_step_begin(), or what stands behind the first of several batches of a step.
+    Those of a callback that does nothing there are told without a copy: others copy them with the weights.
     """
 
-    def __init__(self) -> None:
-        self._noted: list[tuple[str, Told, list[int]]] = []
-        self._quiet: set[str] = set()
-        """Callbacks that were seen to do nothing there: their tensors are told without a copy."""
-        self._copied: set[str] = set()
+    def __init__(self, *, copies: bool = False) -> None:
+        """copies: callbacks are called between two batches of a step."""
+        self._copies = copies
+        self._first: dict[Key, _Mark] = {}
+        """Of callbacks that have not changed."""
+        self._changed: set[Key] = set()
+        self._noted: list[tuple[Key, Told, _Mark]] = []
+        self._quiet: set[Key] = set()
+        """Callbacks that were seen to do nothing before the gradients."""
+        self._copied: set[Key] = set()
         """Callbacks that were seen to change tensors there."""
 
     def note(self, callbacks: Iterable[tuple[str, Told]]) -> list[Told]:
-        """A step is handed out. callbacks: the name of each, and what `told` has told. Returns what others get."""
-        callbacks = list(callbacks)
-        self._noted = [(name, long, _versions(long)) for name, long in callbacks if any(long.values())]
-        return [long if name in self._quiet else deepcopy(long) for name, long in callbacks]
+        """A step is handed out. callbacks: the name of each, and what it keeps. Returns what others get."""
+        self._noted, told = [], []
+        for key, long in numbered(callbacks):
+            mark = _Mark(long)
+            if any(long.values()) and key not in self._changed and not self._first.setdefault(key, mark).is_of(mark):
+                self._changed.add(key)
+            if key in self._changed:
+                self._noted.append((key, long, mark))
+            told.append(NOTHING if key not in self._changed else long if key in self._quiet else deepcopy(long))
+        return told
+
+    def loaded(self, callbacks: Iterable[tuple[str, Told]]) -> None:
+        """These have got what others kept."""
+        self._changed |= {key for key, long in numbered(callbacks) if any(long.values())}
 
     def look(self) -> None:
         """The gradients are about to be computed. Raises ConfigError for a callback that changes tensors before them in
         this step, and has not in others."""
-        for name, long, versions in self._noted:
-            if _versions(long) == versions:
-                self._quiet |= {name} - self._copied
-            elif name not in self._quiet:
-                self._copied.add(name)
+        for key, long, mark in self._noted if not self._copies else ():
+            if _Mark(long).is_of(mark):
+                self._quiet |= {key} - self._copied
+            elif key not in self._quiet:
+                self._copied.add(key)
             else:
                 raise ConfigError(
-                    f"callback {name} changes tensors between the beginning of this step and its gradients, and has "
+                    f"callback {key[0]} changes tensors between the beginning of this step and its gradients, and has "
                     "not in steps before: a worker that joins would change them twice. Change them behind the step, as "
-                    "in on_step_end() or on_train_batch_end()"
+                    "in on_step_end()"
                 )
 
 
 def put_back(owner: object, found: Told, where: str, *, strict: bool) -> None:
-    """Give an object what `told` has told of another. where: how an error calls the object. strict: raise ConfigError
-    for what is not there yet, or has other tensors; if not, it is left as it is."""
-    put: list[Callable[[], None]] = []
+    """Give an object what was told of another, in the tensors, lists and dictionaries that it has, where they fit:
+    other objects may have them, too. where: how an error calls the object. strict: raise ConfigError for a module that
+    is not there yet, or has other tensors; if not, it is left as it is."""
     for name, value in found["values"].items():
-        put.append(partial(setattr, owner, name, deepcopy(value)))
+        setattr(owner, name, _filled(getattr(owner, name, None), value))
     for name, tensors in found["modules"].items():
         module = getattr(owner, name, None)
         here = dict(_named(module)) if isinstance(module, nn.Module) else {}
-        if all(key in here and here[key].shape == tensor.shape for key, tensor in tensors.items()):
-            put.append(partial(_fill, here, tensors))
+        if all(key in here and is_strided(here[key]) and here[key].shape == t.shape for key, t in tensors.items()):
+            for key, tensor in tensors.items():
+                _copy_into(here[key], tensor)
         elif strict:
             raise _refusal(where, name)
-    for fill in put:
-        fill()
     for name, below in found["objects"].items():
         if hasattr(thing := getattr(owner, name, None), "__dict__"):
             put_back(thing, below, f"{name} of {where}", strict=strict)
@@ -143,11 +202,9 @@ def put_back(owner: object, found: Told, where: str, *, strict: bool) -> None:
             raise _refusal(where, name)
 
 
-def _versions(found: Told) -> list[int]:
-    """Numbers that grow when a tensor is changed in place."""
-    tensors = [*_tensors(found["values"]), *_tensors(found["modules"])]
-    below = [number for inner in found["objects"].values() for number in _versions(inner)]
-    return [*(0 if tensor.is_inference() else tensor._version for tensor in tensors), *below]
+def differ(before: Samples, now: Samples) -> bool:
+    """Whether values differ. A module that was cast, or is on another device now, is none that has changed."""
+    return before.keys() == now.keys() and not all(torch.equal(before[kind], now[kind]) for kind in now)
 
 
 def _named(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -162,15 +219,42 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
+def _all_tensors(told: Told) -> Iterator[torch.Tensor]:
+    yield from _tensors(told["values"])
+    yield from _tensors(told["modules"])
+    for below in told["objects"].values():
+        yield from _all_tensors(below)
+
+
+def _is_long(value: object) -> bool:
+    return is_plain(value, ANY_LENGTH) and not is_plain(value)
+
+
 def _by_reference(value: Any) -> Any:
     """A copy of the lists and dictionaries, with the tensors themselves."""
     return deepcopy(value, {id(tensor): tensor.detach() for tensor in _tensors(value)})
 
 
-def _fill(here: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor]) -> None:
-    with torch.no_grad():
-        for key, tensor in tensors.items():
-            here[key].copy_(tensor)
+def _filled(here: Any, there: Any) -> Any:
+    """The value of another process: in what is here where that has the same form, else a copy."""
+    if isinstance(there, torch.Tensor) and isinstance(here, torch.Tensor):
+        if is_strided(here) and (here.shape, here.dtype) == (there.shape, there.dtype):
+            _copy_into(here, there)
+            return here
+        return there.to(here.device, copy=True)
+    if type(there) is type(here) and isinstance(there, dict) and here.keys() == there.keys():
+        for key, item in there.items():
+            here[key] = _filled(here[key], item)
+        return here
+    if type(there) is type(here) is list and len(here) == len(there):
+        here[:] = [_filled(mine, item) for mine, item in zip(here, there, strict=True)]
+        return here
+    return deepcopy(there)
+
+
+def _copy_into(here: torch.Tensor, there: torch.Tensor) -> None:
+    with torch.inference_mode() if here.is_inference() else torch.no_grad():
+        here.copy_(there)
 
 
 def _refusal(where: str, name: str) -> ConfigError:

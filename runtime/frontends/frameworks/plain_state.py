@@ -37,14 +37,13 @@ def _values(value: Any, depth: int, elements: int) -> int:
         return 1
     if type(value) is torch.Tensor and value.numel() <= elements:
         return 1
-    if type(value) in _DICTIONARIES and all(type(key) in (str, int) for key in value):
+    if type(value) not in (*_DICTIONARIES, list, tuple) or depth == 0 or len(value) > VALUES_MAX:
+        return VALUES_MAX + 1
+    items = value
+    if type(value) in _DICTIONARIES:
+        if not all(type(key) in (str, int) for key in value):
+            return VALUES_MAX + 1
         items = value.values()
-    elif type(value) in (list, tuple):
-        items = value
-    else:
-        return VALUES_MAX + 1
-    if depth == 0 or len(items) > VALUES_MAX:
-        return VALUES_MAX + 1
     total = 1
     for item in items:
         total += _values(item, depth - 1, elements)

@@ -7,7 +7,6 @@ there. Tensors that are themselves attributes of the trainer are carried: see tr
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from operator import attrgetter
@@ -17,12 +16,10 @@ import torch
 from torch import nn
 
 from elastic.errors import ConfigError
-from runtime.frontends.frameworks.long_tensors import LIBRARIES, addresses, is_strided
+from runtime.frontends.frameworks.long_tensors import LIBRARIES, addresses, differ, is_strided, samples
 
 ITEMS_MAX = 4096
 """Items of a list or dictionary that are looked at; one with more is data."""
-SAMPLE = 8
-"""Elements of a tensor whose values are looked at: a change through `.data` leaves the version as it is."""
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -32,12 +29,14 @@ class Averages:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._before = [(path, tensors, _versions(tensors), _samples(tensors)) for path, tensors in _kept(trainer)]
+        self._before = [
+            (path, tensors, _versions(tensors), samples(tensors.values())) for path, tensors in _kept(trainer)
+        ]
 
     def check(self) -> None:
         """Raise ConfigError for one that has changed."""
-        for path, tensors, versions, samples in self._before:
-            if _versions(tensors) != versions or _differ(samples, _samples(tensors)) or self._anew(path, tensors):
+        for path, tensors, versions, before in self._before:
+            if _versions(tensors) != versions or differ(before, samples(tensors.values())) or self._anew(path, tensors):
                 raise ConfigError(
                     f"self.{path} of {type(self._trainer).__name__} has tensors that compute_loss() or training_step() "
                     "changes. Each worker calls these for its own ranks, so the values would depend on the workers. "
@@ -84,17 +83,3 @@ def _items(thing: Any) -> Iterator[tuple[str, Any]]:
 
 def _versions(tensors: Tensors) -> list[int]:
     return [0 if tensor.is_inference() else tensor._version for tensor in tensors.values()]
-
-
-def _samples(tensors: Tensors) -> dict[Any, torch.Tensor]:
-    """Device and dtype -> bytes of the first elements of such tensors."""
-    found = defaultdict(list)
-    for tensor in tensors.values():
-        if tensor.is_contiguous():
-            found[tensor.device, tensor.dtype].append(tensor.detach().view(-1)[:SAMPLE])
-    return {kind: torch.cat(some).view(torch.uint8) for kind, some in found.items()}
-
-
-def _differ(before: Mapping[Any, torch.Tensor], now: Mapping[Any, torch.Tensor]) -> bool:
-    """Whether values differ. A module that was cast, or is on another device now, is none that has changed."""
-    return before.keys() == now.keys() and not all(torch.equal(before[kind], now[kind]) for kind in now)

@@ -4,29 +4,41 @@ behind the others that it makes anew from a snapshot."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
-
-from torch import nn
 
 from elastic.errors import ConfigError
 from runtime.frontends.frameworks import long_tensors
+from runtime.frontends.frameworks.long_tensors import NOTHING, CallbackReader, Told, numbered
 from runtime.frontends.frameworks.plain_state import plain_attributes, set_attributes
 from runtime.frontends.frameworks.trackers.runs import OF_RUN
 
-Key = tuple[str, int]
+DATASETS = ("train_dataset", "eval_dataset")
+"""Attributes of a trainer that each process has by itself."""
 
 
-def kept(callbacks: Iterable[Any], model: nn.Module | None = None) -> list[Any]:
-    """[name of the class, its plain attributes, long_tensors.told of it] of each callback, in their order."""
+def reader(trainer: Any) -> CallbackReader:
+    """Tells what the callbacks of this trainer keep."""
+    return CallbackReader(trainer.model, [trainer, *(getattr(trainer, name, None) for name in DATASETS)])
+
+
+def kept(callbacks: Iterable[Any], reader: CallbackReader) -> list[Any]:
+    """[name of the class, its plain attributes, its long tensors] of each callback, in their order."""
     rows = []
     for each in callbacks:
-        long = long_tensors.told(each, model) if _decides(name := _name(each)) else long_tensors.NOTHING
+        long = reader.told(each) if _decides(name := _name(each)) else NOTHING
         rows.append([name, plain_attributes(each, without=OF_RUN), long])
     return rows
 
 
-def put_back(callbacks: list[Any], state: list[Any], *, strict: bool = True) -> None:
+def long_of(state: list[Any]) -> Iterator[tuple[str, Told]]:
+    """(name of the class, its long tensors) of each callback of a state; an older version told none."""
+    for row in state:
+        if not isinstance(row, dict):
+            yield row[0], row[2] if len(row) > 2 else NOTHING
+
+
+def put_back(callbacks: list[Any], state: list[Any], reader: CallbackReader, *, strict: bool = True) -> None:
     """Give callbacks what `kept` has told of others. strict: their on_train_begin() was called. Raises ConfigError if
     one that has a state is in one process only."""
     if state and all(
@@ -38,10 +50,8 @@ def put_back(callbacks: list[Any], state: list[Any], *, strict: bool = True) -> 
                 f"{len(callbacks)}: give it the callbacks of the run that wrote the checkpoint"
             )
         state = [[_name(callback), values] for callback, values in zip(callbacks, state, strict=True)]
-    # An older version told no long tensors.
-    rows = [(name, (values, *(long or [long_tensors.NOTHING]))) for name, values, *long in state]
-    here = dict(_numbered((_name(each), each) for each in callbacks))
-    there = dict(_numbered(rows))
+    here = dict(numbered((_name(each), each) for each in callbacks))
+    there = dict(numbered((name, (row[1], long)) for row, (name, long) in zip(state, long_of(state), strict=True)))
     for key, (values, long) in there.items():
         if (callback := here.get(key)) is not None:
             set_attributes(callback, values)
@@ -51,21 +61,12 @@ def put_back(callbacks: list[Any], state: list[Any], *, strict: bool = True) -> 
     for key, callback in here.items():
         if key in there or not _decides(key[0]):
             continue
-        if plain_attributes(callback, without=OF_RUN) or any(long_tensors.told(callback, None).values()):
+        if plain_attributes(callback, without=OF_RUN) or any(reader.told(callback).values()):
             raise _refusal(key[0], "has a state in this worker, and is not in the others, or in the checkpoint")
 
 
 def _name(callback: Any) -> str:
     return f"{type(callback).__module__}.{type(callback).__qualname__}"
-
-
-def _numbered(entries: Iterable[tuple[str, Any]]) -> list[tuple[Key, Any]]:
-    seen: dict[str, int] = {}
-    found = []
-    for name, value in entries:
-        seen[name] = seen.get(name, -1) + 1
-        found.append(((name, seen[name]), value))
-    return found
 
 
 def _decides(name: str) -> bool:

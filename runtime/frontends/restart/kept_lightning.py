@@ -170,9 +170,8 @@ class KeptLightning:
         if self._state is not None or trainer.state.fn != "fit":
             return
         self._before = parts.checkpoints_in(trainer.callbacks)
-        module, objects = trainer.lightning_module, parts.objects_of(trainer.strategy, trainer)
-        registered = list(objects.values())
-        self._state = LightningState(trainer, self._csv, lambda: parts.metrics_of(module), registered, in_place=False)
+        self._state = LightningState(trainer, self._csv, lambda: parts.metrics_of(trainer.lightning_module))
+        objects = parts.objects_of(trainer.strategy, trainer)
         self._kept = keep(**{**objects, NAME: self})
         self._random = RandomNumbers().state_dict() if self._found is not None else None
 

@@ -22,7 +22,6 @@ import torch
 
 from elastic.errors import ConfigError
 from runtime.data.random_state import RandomNumbers
-from runtime.frontends.frameworks.long_tensors import put_back, told
 from runtime.frontends.frameworks.plain_state import plain_attributes, set_attributes
 from runtime.recovery.kept.keep import KeptScript, is_kept, keep, kept_before
 from runtime.recovery.kept.place import KeptPlace
@@ -95,10 +94,7 @@ class KeptTrainer:
         trainer = self._trainer
         if self._kept is None:
             return {}  # keep() asks before it fills it
-        callbacks = [
-            [type(one).__name__, plain_attributes(one), told(one, trainer.model)]
-            for one in trainer.callback_handler.callbacks
-        ]
+        callbacks = [[type(one).__name__, plain_attributes(one)] for one in trainer.callback_handler.callbacks]
         return {
             "state": self._state.json,
             "at": [self._epoch, self._in_epoch, self._over],
@@ -177,12 +173,9 @@ class KeptTrainer:
         self._restore_callbacks(found)
 
     def _restore_callbacks(self, found: dict[str, Any]) -> None:
-        for one, (name, values, long) in zip(
-            self._trainer.callback_handler.callbacks, found["callbacks"], strict=False
-        ):
+        for one, (name, values) in zip(self._trainer.callback_handler.callbacks, found["callbacks"], strict=False):
             if type(one).__name__ == name:
                 set_attributes(one, values)
-                put_back(one, long, f"callback {name}", strict=True)
         set_attributes(self._trainer.control, found["control"])
 
     def _run_epoch(self, **words: Any) -> Any:

@@ -23,8 +23,7 @@ from typing import Any
 
 import torch
 
-from runtime.frontends.frameworks import long_tensors
-from runtime.frontends.frameworks.long_tensors import CallbackTensors
+from runtime.frontends.frameworks.long_tensors import NOTHING, CallbackReader, CallbackTensors, Told, put_back
 from runtime.frontends.frameworks.plain_state import is_plain, plain_attributes, plain_row, set_attributes
 from runtime.frontends.frameworks.trackers.rows import KeptRows
 from runtime.frontends.frameworks.trackers.runs import go_on_numbering, send_missing_only
@@ -46,16 +45,17 @@ class LightningState:
         trainer: Any,
         files: Sequence[LoggerRows],
         metrics: Callable[[], Iterator[tuple[str, Any]]],
-        registered: Collection[object],
+        apart: Collection[object] = (),
         *,
-        in_place: bool,
+        in_place: bool = False,
     ) -> None:
         """files: of its loggers. metrics: (path, metric) of each metric of torchmetrics in the LightningModule.
-        registered: modules of callbacks that are carried as such. in_place: steps are handed out."""
+        apart: modules of callbacks that are carried as such. in_place: steps are handed out, and newcomers have long
+        tensors of callbacks."""
         self._trainer = trainer
         self._files = files
         self._metrics = metrics
-        self._registered = registered
+        self._apart = apart
         self._bare = frozenset(vars(_bare_module(trainer)))
         self.before: list[str] = []
         """Checkpoints of Lightning's own that were there when this fit() began to train."""
@@ -63,17 +63,16 @@ class LightningState:
         """Checkpoints of Lightning's own that this job has written and not removed."""
         self.found: dict[str, Any] | None = None
         """What others, or an earlier run, had kept, until Lightning has set what it sets when it begins."""
-        self.long = CallbackTensors() if in_place else None
+        self.long = CallbackTensors(copies=trainer.accumulate_grad_batches > 1) if in_place else None
         """Tensors that callbacks keep."""
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
         loop = trainer.fit_loop.epoch_loop
-        callbacks = [self._of_callback(callback) for callback in trainer.callbacks]
-        names = (type(callback).__qualname__ for callback in trainer.callbacks)
+        callbacks = [_of_callback(callback) for callback in trainer.callbacks]
         if self.long is not None:
-            told = self.long.note((name, row[2]) for name, row in zip(names, callbacks, strict=True))
-            callbacks = [[*row[:2], long] for row, long in zip(callbacks, told, strict=True)]
+            told = self.long.note(self._long_tensors())
+            callbacks = [[*row, long] for row, long in zip(callbacks, told, strict=True)]
         return {
             "loops": trainer.fit_loop.state_dict(),
             "should_stop": trainer.should_stop,
@@ -93,15 +92,12 @@ class LightningState:
             "written": list(self.written),
         }
 
-    def _of_callback(self, callback: Any) -> list[Any]:
-        """Its plain attributes; its own state if that consists of plain values and tensors; and its long tensors.
-        Lightning's callbacks have their state in attributes. What a progress bar has is of its process."""
-        if ".callbacks.progress" in type(callback).__module__:
-            return [{}, {}, long_tensors.NOTHING]
-        own = {} if ".callbacks." in type(callback).__module__ else callback.state_dict()
-        own = own if is_plain(own, long_tensors.ANY_LENGTH) else {}
-        long = long_tensors.told(callback, self._trainer.lightning_module, without=self._registered)
-        return [plain_attributes(callback), own, long]
+    def _long_tensors(self) -> Iterator[tuple[str, Told]]:
+        """(name, tensors) of each callback."""
+        reader = CallbackReader(self._trainer.lightning_module, [*self._apart, self._trainer, self._trainer.datamodule])
+        for callback in self._trainer.callbacks:
+            of_process = ".callbacks.progress" in type(callback).__module__
+            yield type(callback).__qualname__, NOTHING if of_process else reader.told(callback)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.found = state
@@ -130,7 +126,11 @@ class LightningState:
                 callback.load_state_dict(state)
             set_attributes(callback, attributes)
             for told in long:  # an older version told none
-                long_tensors.put_back(callback, told, f"callback {type(callback).__qualname__}", strict=strict)
+                put_back(callback, told, f"callback {type(callback).__qualname__}", strict=strict)
+        if self.long is not None:
+            names = (type(callback).__qualname__ for callback in trainer.callbacks)
+            rows = zip(names, found["callbacks"], strict=True)
+            self.long.loaded((name, row[2] if len(row) > 2 else NOTHING) for name, row in rows)
         set_attributes(trainer.lightning_module, found["module"])
         if trainer.datamodule is not None:
             set_attributes(trainer.datamodule, found["data"])
@@ -160,6 +160,15 @@ def _bare_module(trainer: Any) -> Any:
 
 def dict_or_value(value: Any) -> Any:
     return dict(value) if isinstance(value, dict) else value
+
+
+def _of_callback(callback: Any) -> list[Any]:
+    """Its plain attributes, and its own state if that is plain; Lightning's callbacks have theirs in attributes. What a
+    progress bar has is of its process."""
+    if ".callbacks.progress" in type(callback).__module__:
+        return [{}, {}]
+    own = {} if ".callbacks." in type(callback).__module__ else callback.state_dict()
+    return [plain_attributes(callback), own if is_plain(own) else {}]
 
 
 def _of_result(key: str, result: Any) -> dict[str, Any]:

@@ -8,14 +8,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 
 from elastic.errors import StoreUnavailable
+from elastic.store import etcd_connection
 from elastic.store.base import KeyPut, WatchEvent
 from elastic.store.etcd import EtcdStore
+from elastic.store.etcd_connection import Connections
 from elastic.store.etcd_messages import rpc
 
 PATIENCE_S = 60.0
@@ -187,6 +190,30 @@ def test_one_endpoint_that_leads_to_several_members_is_connected_anew(member: Ma
     with Forwarder([hangs.port, healthy.port]) as forwarder, EtcdStore([forwarder.endpoint]) as store:
         tries(store)
     assert "k" in healthy.asked
+
+
+def test_another_member_is_asked_also_while_newer_certificates_are_not_accepted(
+    member: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plainly = etcd_connection.connected
+    monkeypatch.setattr(
+        etcd_connection, "connected", lambda target, tls, keepalive_s: plainly(target, None, keepalive_s)
+    )
+    hangs, healthy = member(lambda _: False), member(lambda _: True)
+    files: Any = SimpleNamespace(state=lambda: files.now, now=(1,))
+    with EtcdStore([hangs.endpoint, healthy.endpoint], tls=files) as store:
+        files.now = (2,)
+        tries(store)
+    assert "k" in healthy.asked
+
+
+def test_a_closed_store_connects_to_nobody(member: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    connections = Connections([member(lambda _: True).endpoint], None, 6.0)
+    client = connections.present()
+    connections.close()
+    monkeypatch.setattr(etcd_connection, "connected", lambda *_: pytest.fail("a connection that nobody closes"))
+    connections.unanswered(client)
+    connections.unanswered(client)
 
 
 class Forwarder:

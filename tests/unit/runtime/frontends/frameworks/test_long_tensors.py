@@ -11,6 +11,7 @@ from torch import nn
 
 from elastic.errors import ConfigError
 from runtime.frontends.frameworks import long_tensors, trainer_callbacks
+from runtime.frontends.frameworks.long_tensors import CallbackReader, CallbackTensors
 from runtime.frontends.frameworks.plain_state import ELEMENTS_MAX
 
 LONG = ELEMENTS_MAX + 1
@@ -43,8 +44,16 @@ def everything(callback: Keeps) -> list[Any]:
     return [*plain, *(value.tolist() for value in tensors)]
 
 
-def moved(giver: Any, taker: Any, *, strict: bool = True, model: nn.Module | None = None) -> None:
-    trainer_callbacks.put_back([taker], trainer_callbacks.kept([giver], model), strict=strict)
+def kept(callbacks: list[Any], model: nn.Module | None = None, apart: list[object] | None = None) -> list[Any]:
+    return trainer_callbacks.kept(callbacks, CallbackReader(model, apart or []))
+
+
+def put_back(callbacks: list[Any], state: list[Any], model: nn.Module | None = None, *, strict: bool = True) -> None:
+    trainer_callbacks.put_back(callbacks, state, CallbackReader(model), strict=strict)
+
+
+def moved(giver: Any, taker: Any, *, strict: bool = True) -> None:
+    put_back([taker], kept([giver]), strict=strict)
 
 
 def test_modules_long_tensors_and_objects_with_such_are_carried() -> None:
@@ -63,10 +72,65 @@ def test_they_are_told_without_a_copy_and_those_of_the_model_are_not_told() -> N
     giver = Keeps(2.0, model)
     giver.head = model[1]  # type: ignore[attr-defined]
     giver.views = {"weight": model[0].weight.data, "of": "the model"}  # type: ignore[attr-defined]
-    ((_, _, told),) = trainer_callbacks.kept([giver], model)
+    ((_, _, told),) = kept([giver], model)
     assert told["values"].keys() == {"by_name"} and told["modules"].keys() == {"module"}
     assert told["values"]["by_name"]["vector"].data_ptr() == giver.by_name["vector"].data_ptr()
     assert told["modules"]["module"]["weight"].data_ptr() == giver.module.weight.data_ptr()
+
+
+class Data(torch.utils.data.Dataset[torch.Tensor]):
+    def __init__(self) -> None:
+        self.rows = torch.zeros(LONG)
+
+
+class OwnTrainer:
+    def __init__(self) -> None:
+        self.average, self.rows = nn.Linear(2, 2), [torch.zeros(LONG)]
+
+
+def test_data_and_the_trainer_are_not_told() -> None:
+    class Refers:
+        def __init__(self) -> None:
+            self.data, self.trainer = Data(), OwnTrainer()
+            self.rows = self.trainer.rows
+
+    callback = Refers()
+    ((_, _, told),) = kept([callback], apart=[callback.trainer])
+    assert told["values"].keys() == {"rows"} and told["modules"] == told["objects"] == {}
+
+
+def test_what_torch_cannot_write_is_not_told() -> None:
+    class Odd:
+        def __init__(self) -> None:
+            self.sparse = torch.eye(LONG).to_sparse()
+            self.meta = torch.zeros(LONG, device="meta")
+            self.conjugate = torch.zeros(LONG, dtype=torch.complex64).conj()
+            self.module = nn.Module()
+            self.module.register_buffer("spread", torch.zeros(1).expand(LONG))
+            self.lazy = nn.LazyLinear(3)
+            self.plain = 3
+
+    assert kept([Odd()])[0][1:] == [{"plain": 3}, long_tensors.NOTHING]
+
+
+def test_tensors_stay_those_that_other_objects_have() -> None:
+    class Shares:
+        def __init__(self, value: float) -> None:
+            self.average = nn.Linear(LONG, 1)
+            nn.init.constant_(self.average.weight, value)
+            self.shadow = {"weight": self.average.weight.data}
+            self.learnt = torch.full((LONG,), value, requires_grad=True)
+            self.optimizer = torch.optim.SGD([self.learnt], lr=0.1)
+            with torch.inference_mode():
+                self.frozen = nn.Linear(3, 3)
+                nn.init.constant_(self.frozen.weight, value)
+
+    taker = Shares(1.0)
+    moved(Shares(2.0), taker)
+    assert taker.shadow["weight"].data_ptr() == taker.average.weight.data_ptr() and taker.shadow["weight"].mean() == 2
+    (learnt,) = taker.optimizer.param_groups[0]["params"]
+    assert learnt is taker.learnt and learnt.requires_grad and learnt.mean() == 2
+    assert taker.frozen.weight.detach().mean() == 2
 
 
 @pytest.mark.parametrize("name", ["module", "helper"])
@@ -79,9 +143,10 @@ def test_what_a_worker_lacks_is_named_once_training_has_begun(name: str) -> None
         moved(Keeps(2.0), taker)
 
 
-def test_a_module_of_another_shape_is_named() -> None:
-    wider = Keeps(1.0)
-    wider.module = nn.Linear(4, 2)
+@pytest.mark.parametrize("module", [nn.Linear(4, 2), nn.LazyLinear(2)])
+def test_a_module_of_another_shape_is_named(module: nn.Module) -> None:
+    wider: Any = Keeps(1.0)
+    wider.module = module
     with pytest.raises(ConfigError, match="make it in __init__"):
         moved(Keeps(2.0), wider)
 
@@ -92,59 +157,107 @@ def test_a_callback_with_long_tensors_alone_has_to_be_in_all_workers() -> None:
             self.module = nn.Linear(2, 2)
 
     with pytest.raises(ConfigError, match="Alone has a state in the other workers"):
-        trainer_callbacks.put_back([], trainer_callbacks.kept([Alone()]))
+        put_back([], kept([Alone()]))
     with pytest.raises(ConfigError, match="Alone has a state in this worker"):
-        trainer_callbacks.put_back([Alone()], [])
+        put_back([Alone()], [])
+    alone = Alone()
+    put_back([alone], [], alone.module)
 
 
 CHANGES: list[Callable[[Keeps], object]] = [
     lambda callback: nn.init.zeros_(callback.module.weight),
+    lambda callback: callback.module.weight.data.mul_(0.5),
     lambda callback: callback.by_name["vector"].add_(1),
+    lambda callback: callback.by_name.update(vector=callback.by_name["vector"] + 1),
     lambda callback: callback.helper.shadow[1].add_(1),
 ]
 
 
-def noted(handed_out: long_tensors.CallbackTensors, callback: Keeps) -> tuple[bool, Keeps]:
-    """(whether it was told without a copy, another callback that has got it), when a step is handed out."""
-    ((name, plain, long),) = trainer_callbacks.kept([callback])
-    (told,) = handed_out.note([(name, long)])
-    shares = [told["modules"]["module"]["weight"].data_ptr() == callback.module.weight.data_ptr()]
-    shares += [told["values"]["by_name"]["vector"].data_ptr() == callback.by_name["vector"].data_ptr()]
-    assert len(set(shares)) == 1
+def noted(tensors: CallbackTensors, *callbacks: Keeps) -> tuple[str, Keeps]:
+    """(how the last one of these is told, another callback that has got it), when a step is handed out."""
+    rows = kept([*callbacks])
+    name, plain, long = rows[-1]
+    told = tensors.note(trainer_callbacks.long_of(rows))[-1]
     taker = Keeps(0.0)
-    trainer_callbacks.put_back([taker], [[name, plain, told]])
-    return shares[0], taker
+    put_back([taker], [[name, plain, told]])
+    if not any(told.values()):
+        return "not", taker
+    places = [told["modules"]["module"]["weight"], long["modules"]["module"]["weight"]]
+    return "itself" if places[0].data_ptr() == places[1].data_ptr() else "copied", taker
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_callback_that_changes_tensors_before_gradients_is_copied_first(
-    change: Callable[[Keeps], object],
-) -> None:
-    handed_out, callback = long_tensors.CallbackTensors(), Keeps(2.0)
-    for _ in range(3):
+def test_a_callback_that_changes_tensors_before_the_gradients_is_copied(change: Callable[[Keeps], object]) -> None:
+    tensors, callback, found = CallbackTensors(), Keeps(2.0), []
+    for step in range(4):
         before = everything(callback)
-        by_reference, taker = noted(handed_out, callback)
+        how, taker = noted(tensors, Keeps(3.0), callback)
+        found.append(how)
         change(callback)
-        handed_out.look()
-        assert not by_reference and everything(taker) == before
+        tensors.look()
+        assert not step or everything(taker) == before
+    replaces = change is CHANGES[3]  # what was told stays as it was
+    assert found == (["not", "copied", "itself", "itself"] if replaces else ["not", "copied", "copied", "copied"])
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_callback_that_changes_tensors_behind_the_step_is_copied_once(change: Callable[[Keeps], object]) -> None:
-    handed_out, callback, found = long_tensors.CallbackTensors(), Keeps(2.0), []
-    for _ in range(3):
-        found.append(noted(handed_out, callback)[0])
-        handed_out.look()
+    tensors, callback, found = CallbackTensors(), Keeps(2.0), []
+    for _ in range(4):
+        before = everything(callback)
+        how, taker = noted(tensors, callback)
+        found.append(how)
+        tensors.look()
+        assert how == "not" or everything(taker) == before
         change(callback)
-    assert found == [False, True, True]
-    noted(handed_out, callback)
-    change(callback)
+    assert found == ["not", "copied", "itself", "itself"]
+
+
+def test_a_callback_that_begins_to_change_tensors_before_the_gradients_is_refused() -> None:
+    tensors, callback = CallbackTensors(), Keeps(2.0)
+    for _ in range(3):
+        noted(tensors, callback)
+        tensors.look()
+        CHANGES[0](callback)
+        nn.init.ones_(callback.module.weight)
+    noted(tensors, callback)
+    CHANGES[0](callback)
     with pytest.raises(ConfigError, match=r"callback .*Keeps changes tensors .* as in on_step_end\(\)"):
-        handed_out.look()
+        tensors.look()
+
+
+def test_between_two_batches_of_a_step_callbacks_may_change_tensors_at_any_time() -> None:
+    tensors, callback = CallbackTensors(copies=True), Keeps(2.0)
+    for step in range(6):
+        how, _ = noted(tensors, callback)
+        assert how == ("copied" if step > 2 else "not")
+        if step >= 2:
+            CHANGES[1](callback)
+        tensors.look()
+
+
+def test_what_was_loaded_is_told_from_then_on() -> None:
+    """A resumed run has what the earlier one has changed, and may not change it for long."""
+    tensors, callback = CallbackTensors(), Keeps(2.0)
+    tensors.loaded(trainer_callbacks.long_of(kept([Keeps(3.0)])))
+    assert noted(tensors, callback)[0] == "copied"
 
 
 def test_a_checkpoint_of_an_older_version_has_no_long_tensors() -> None:
     taker = Keeps(1.0)
-    rows = [row[:2] for row in trainer_callbacks.kept([Keeps(2.0)])]
-    trainer_callbacks.put_back([taker], rows)
+    rows = [row[:2] for row in kept([Keeps(2.0)])]
+    put_back([taker], rows)
     assert taker.number == 2.0 and taker.module.weight.sum() == 6.0
+
+
+def test_addresses_of_the_model_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[nn.Module] = []
+
+    def addresses(model: nn.Module) -> set[int]:
+        asked.append(model)
+        return set()
+
+    monkeypatch.setattr(long_tensors, "addresses", addresses)
+    model = nn.Linear(2, 2)
+    kept([Keeps(1.0), Keeps(2.0)], model)
+    assert asked == [model]

@@ -8,6 +8,7 @@ import pytest
 
 from elastic.errors import ConfigError
 from runtime.frontends.frameworks import trainer_callbacks
+from runtime.frontends.frameworks.long_tensors import CallbackReader
 
 
 class Best:
@@ -24,14 +25,22 @@ class Bare:
     """It keeps nothing."""
 
 
+def kept(callbacks: list[Any]) -> list[Any]:
+    return trainer_callbacks.kept(callbacks, CallbackReader(None))
+
+
+def put_back(callbacks: list[Any], state: list[Any]) -> None:
+    trainer_callbacks.put_back(callbacks, state, CallbackReader(None))
+
+
 def shown(callbacks: list[Any]) -> list[dict[str, Any]]:
     return [vars(each) for each in callbacks]
 
 
 def test_the_order_of_callbacks_may_differ_and_a_class_may_be_there_twice() -> None:
-    state = trainer_callbacks.kept([Best(0.5), Counts(1), Counts(2)])
+    state = kept([Best(0.5), Counts(1), Counts(2)])
     here: list[Any] = [Counts(0), Best(0.0), Bare(), Counts(0)]
-    trainer_callbacks.put_back(here, state)
+    put_back(here, state)
     assert shown(here) == [{"number": 1}, {"score": 0.5}, {}, {"number": 2}]
 
 
@@ -39,29 +48,29 @@ def test_a_callback_that_is_in_one_process_only_is_named() -> None:
     name = f"{__name__}.Best"
     words = "give Trainer its callbacks in all workers, not only if trainer.is_world_process_zero()"
     with pytest.raises(ConfigError, match=f"callback {name} has a state in the other workers") as missing:
-        trainer_callbacks.put_back([Counts(0)], trainer_callbacks.kept([Counts(1), Best(0.5)]))
+        put_back([Counts(0)], kept([Counts(1), Best(0.5)]))
     with pytest.raises(ConfigError, match=f"callback {name} has a state in this worker, and is not in the o") as more:
-        trainer_callbacks.put_back([Counts(0), Best(0.5)], trainer_callbacks.kept([Counts(1)]))
+        put_back([Counts(0), Best(0.5)], kept([Counts(1)]))
     assert words in str(missing.value)
     assert words in str(more.value)
 
 
 def test_callbacks_without_a_state_may_be_in_one_process_only() -> None:
-    trainer_callbacks.put_back([], trainer_callbacks.kept([Bare()]))
-    trainer_callbacks.put_back([Bare()], [])
+    put_back([], kept([Bare()]))
+    put_back([Bare()], [])
 
 
 def test_bars_of_transformers_may_be_in_one_process_only() -> None:
     shows = type("ProgressCallback", (Counts,), {"__module__": "transformers.trainer_callback"})
     stops = type("EarlyStoppingCallback", (Counts,), {"__module__": "transformers.trainer_callback"})
-    trainer_callbacks.put_back([], trainer_callbacks.kept([shows(1)]))
+    put_back([], kept([shows(1)]))
     with pytest.raises(ConfigError, match="EarlyStoppingCallback"):
-        trainer_callbacks.put_back([], trainer_callbacks.kept([stops(1)]))
+        put_back([], kept([stops(1)]))
 
 
 def test_a_checkpoint_of_an_older_version_has_the_order_alone() -> None:
     here: list[Any] = [Best(0.0), Counts(0)]
-    trainer_callbacks.put_back(here, [{"score": 0.5}, {"number": 3}])
+    put_back(here, [{"score": 0.5}, {"number": 3}])
     assert shown(here) == [{"score": 0.5}, {"number": 3}]
     with pytest.raises(ConfigError, match="the state of 1 callbacks and names none, and this Trainer has 2"):
-        trainer_callbacks.put_back(here, [{"score": 0.5}])
+        put_back(here, [{"score": 0.5}])
