@@ -13,16 +13,18 @@ import builtins
 import functools
 import itertools
 import linecache
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType, FrameType
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+from runtime.frontends.ddp.frames.places import is_defined_by_script
 
 COUNTING = frozenset({"range", "trange", "zip", "islice", "count"})
 _COUNTERS = (range, zip, itertools.islice, itertools.count)
 
-_UNKNOWN = (ast.Call, ast.Await, ast.NamedExpr, ast.Attribute, ast.Subscript)
-"""In a condition: what cannot be worked out from local names alone."""
+_UNKNOWN = (ast.Call, ast.Await, ast.NamedExpr)
+"""In a condition: what cannot be worked out without doing something."""
 
 Loop: TypeAlias = ast.For | ast.While
 
@@ -53,21 +55,38 @@ def counting_loop(frames: Iterable[FrameType]) -> CountingLoop | None:
     return None
 
 
-def would_leave(frames: Iterable[FrameType], values: Mapping[tuple[FrameType, str], object]) -> frozenset[str] | None:
-    """The local names in the conditions that end the innermost loop around a call if the names that the loop assigns
-    have these values, or that may end it: what a condition calls is not called, and what hangs on an object is not
-    known. A loop whose turns are counted ends by itself, and then the loop around it goes on, so both are looked at.
-    None: no condition ends the loop. frames: innermost first."""
-    found: list[frozenset[str]] = []
+@dataclass(frozen=True)
+class Leaving:
+    """Why a loop ends, or may end."""
+
+    names: frozenset[str]
+    """The local names in its conditions that the loop assigns."""
+    certain: bool
+    """A condition holds; False: there are only those of which nobody can say whether they do."""
+
+
+def would_leave(
+    frames: Iterable[FrameType], values: Mapping[tuple[FrameType, str], object], changing: Collection[str] = ()
+) -> Leaving | None:
+    """What ends the innermost loop around a call if the names that the loop assigns have these values, or may end it:
+    what a condition calls is not called, and an attribute that changes is not known. A loop whose turns are counted
+    ends by itself, and then the loop around it goes on, so both are looked at. None: no condition ends the loop.
+    frames: innermost first. changing: attributes and keys that have changed from step to step."""
+    found: list[tuple[frozenset[str], bool | None]] = []
     for frame in frames:
         for loop in _around(frame):
             grows = _assigned(loop)
             names = {name: value for (owner, name), value in values.items() if owner is frame and name in grows}
-            ends = [end for end in _ends(frame.f_code.co_filename, loop) if _holds(end, names, frame)]
-            found += [end.names & grows for end in ends]
+            ends = _ends(frame.f_code.co_filename, loop)
+            found += [(end.names & grows, _holds(end, names, frame, changing)) for end in ends]
             if not (isinstance(loop, ast.For) and _counter(loop.iter, frame) is not None):
-                return frozenset().union(*found) if found else None
-    return frozenset().union(*found) if found else None
+                return _leaving(found)
+    return _leaving(found)
+
+
+def _leaving(found: Iterable[tuple[frozenset[str], bool | None]]) -> Leaving | None:
+    may = [(names, holds) for names, holds in found if holds is not False]
+    return Leaving(frozenset().union(*(names for names, _ in may)), any(holds for _, holds in may)) if may else None
 
 
 def inside(frames: Iterable[FrameType], code: CodeType, loop: Loop) -> bool:
@@ -108,6 +127,9 @@ class _End:
     negated: bool
     """The loop ends when the condition is not true."""
     names: frozenset[str]
+    reads: tuple[tuple[CodeType, str], ...] | None
+    """The attributes and keys that it reads: of what, and which. None: one of them changes in the loop's file, or it
+    is none of a name that the loop leaves alone."""
 
 
 def _around(frame: FrameType) -> tuple[Loop, ...]:
@@ -132,11 +154,15 @@ def _around_line(loop: Loop, line: int) -> bool:
 
 @functools.lru_cache(maxsize=16)
 def _loops(filename: str) -> list[Loop]:
+    return [node for tree in _trees(filename) for node in ast.walk(tree) if isinstance(node, ast.For | ast.While)]
+
+
+def _trees(filename: str) -> list[ast.Module]:
+    """The file's; none if it cannot be read."""
     try:
-        tree = ast.parse("".join(linecache.getlines(filename)))
+        return [ast.parse("".join(linecache.getlines(filename)))]
     except SyntaxError:
         return []
-    return [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While)]
 
 
 def _counter(node: ast.expr, frame: FrameType) -> str | None:
@@ -162,6 +188,7 @@ def _ends(filename: str, loop: Loop) -> list[_End]:
             _compiled(filename, test),
             negated,
             frozenset(node.id for node in ast.walk(test) if isinstance(node, ast.Name)),
+            _reads(filename, test, _assigned(loop)),
         )
         for test, negated in found
     ]
@@ -193,14 +220,50 @@ def _compiled(filename: str, test: ast.expr) -> CodeType | None:
     return compile(ast.Expression(test), filename, "eval")
 
 
-def _holds(end: _End, names: Mapping[str, object], frame: FrameType) -> bool:
-    """Whether the loop ends if these names have these values, or may do so."""
+def _reads(filename: str, test: ast.expr, assigned: frozenset[str]) -> tuple[tuple[CodeType, str], ...] | None:
+    found = []
+    for node in ast.walk(test):
+        if isinstance(node, ast.Attribute | ast.Subscript):
+            key, root = _key(node), node.value
+            while isinstance(root, ast.Attribute | ast.Subscript):
+                root = root.value
+            if key is None or key in _stored(filename) or not isinstance(root, ast.Name) or root.id in assigned:
+                return None
+            found.append((compile(ast.Expression(node.value), filename, "eval"), key))
+    return tuple(found)
+
+
+def _key(node: ast.Attribute | ast.Subscript) -> str | None:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return str(node.slice.value) if isinstance(node.slice, ast.Constant) else None
+
+
+@functools.lru_cache(maxsize=16)
+def _stored(filename: str) -> frozenset[str | None]:
+    """The attributes and keys that a file gives values to."""
+    nodes = (node for tree in _trees(filename) for node in ast.walk(tree))
+    parts = (node for node in nodes if isinstance(node, ast.Attribute | ast.Subscript))
+    return frozenset(_key(node) for node in parts if not isinstance(node.ctx, ast.Load))
+
+
+def _holds(end: _End, names: Mapping[str, object], frame: FrameType, changing: Collection[str]) -> bool | None:
+    """Whether the loop ends if these names have these values. None: it may do so, nobody can say."""
     if end.code is None:
-        return True
-    if not names.keys() & end.names:
+        return None
+    if end.reads == () and not names.keys() & end.names:
         return False
+    values = {**frame.f_globals, **frame.f_locals, **names, "__builtins__": builtins}
     try:
-        values = {**frame.f_globals, **frame.f_locals, **names, "__builtins__": builtins}
-        return bool(eval(end.code, values)) != end.negated
+        holds = bool(eval(end.code, values)) != end.negated
+        known = end.reads is not None and all(_stays(eval(of, values), key, changing) for of, key in end.reads)
     except Exception:
-        return True  # it cannot be said
+        return None
+    return holds if holds or known else None
+
+
+def _stays(owner: Any, key: str, changing: Collection[str]) -> bool:
+    """Whether an attribute or a key of this object has the same value until the turn ends. In an object of the
+    script's own, True and False may be said by another file, once."""
+    value = owner.get(key) if isinstance(owner, dict) else getattr(owner, key, None)
+    return key not in changing and not (isinstance(value, bool) and is_defined_by_script(type(owner)))

@@ -267,16 +267,23 @@ class FrameValues:
                 found[standing[place.frame], place.name] = here
         return found
 
-    def become_earlier(self, earlier: Mapping[str, int], counters: Collection[str]) -> None:
+    def become_earlier(self, earlier: Mapping[str, int], counters: Collection[str], *, certain: bool = True) -> None:
         """Whole numbers become what they would be now in a step that had begun with earlier. A local name among
-        counters that is not in earlier becomes 1 less than it is."""
+        counters that is not in earlier becomes 1 less than it is. certain: False leaves a number as it is where it
+        would become one that it has had in no step, as before the first step of the job or of an epoch: scripts divide
+        by the number of steps."""
         wanted: dict[ValuePlace, Plain] = {}
         for place, here in FrameValues.read(self._frames)._plain.items():
             before = self._plain.get(place, here)
             local = place.frame >= 0 and not place.path
             counts = place.text in earlier or here != before or (local and place.name in counters)
             if type(here) is int and type(before) is int and counts:
-                wanted[place] = earlier.get(place.text, before - 1) + here - before
+                was = earlier.get(place.text, before - 1 if certain else before)
+                grown = before - earlier.get(place.text, before - 1)
+                if here - before not in (0, grown) or grown < -1:
+                    grown = 1  # it began anew: by the head of the loop, or before the loop
+                if certain or min(was, before, here) <= here - grown <= max(was, before, here):
+                    wanted[place] = here - grown
         self._frames.write(wanted)
 
 
@@ -304,6 +311,11 @@ class FrameCounters:
             name: value for name, value in (before or {}).items() if name in self._changing and type(value) is int
         }
         self._before = now
+
+    @property
+    def parts(self) -> frozenset[str]:
+        """The attributes and keys among the places of those values."""
+        return frozenset(name.rpartition(".")[2] for name in self._changing)
 
     def told(self, names: Mapping[str, Held]) -> None:
         """A member has seen the values of these places change."""

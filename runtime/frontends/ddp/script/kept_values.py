@@ -116,9 +116,10 @@ class KeptValues:
     def keep_loop(self) -> None:
         """What the script counts behind a silent turn must not end its loop: the step is not over."""
         earlier = self._counters.earlier
-        counters = would_leave(self._frames.standing()[::-1], self._offered.predicted(self._at_forward, earlier))
-        if counters is not None:
-            self._offered.become_earlier(earlier, counters)
+        predicted = self._offered.predicted(self._at_forward, earlier)
+        leaving = would_leave(self._frames.standing()[::-1], predicted, self._counters.parts)
+        if leaving is not None:
+            self._offered.become_earlier(earlier, leaving.names, certain=leaving.certain)
 
     def _take_over(self, values: FrameValues, turns: Turns) -> None:
         """The state of others, or of an earlier run, has come. values: of this script when it was where they were."""

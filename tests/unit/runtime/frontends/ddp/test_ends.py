@@ -1,0 +1,121 @@
+"""What ends the loop of a script does not end it in a silent turn, and changes no number in other steps."""
+
+from __future__ import annotations
+
+import argparse
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from tests.unit.runtime.frontends.ddp.test_mistakes import BATCHES, SEEN, Setup, seams, tell, trains
+from tests.unit.runtime.frontends.ddp.threads import Main
+
+__all__ = ["seams"]  # the fixture
+
+
+def counted(args: Any) -> Main:
+    """A mean over the steps so far, whose number is divided by, and in every third step one over the ranks."""
+
+    def main() -> None:
+        setup = Setup()
+        options = args
+        step, running = 0, 0.0
+        for epoch in range(3):
+            setup.sampler.set_epoch(epoch)
+            for x, y in setup.loader:
+                loss = setup.step(x, y)
+                running += 1.0
+                step += 1
+                tell("mean", running / step)
+                if step % 3 == 0:
+                    dist.all_reduce(loss)
+                    tell("loss", loss.item())
+                if step >= options.max_steps:
+                    break
+            if step >= options.max_steps:
+                break
+        assert set(SEEN["mean"]) == {1.0}
+
+    return main
+
+
+def ended_by_a_call() -> None:
+    """Of which nobody can say what it gives."""
+    setup = Setup()
+    step = running = 0
+    for x, y in setup.loader:
+        setup.step(x, y)
+        running += 1
+        step += 1
+        tell("mean", running / step)
+        if over(step):
+            break
+
+
+def over(step: int) -> bool:
+    return step == 4
+
+
+def means_of_epochs() -> None:
+    """Each epoch has a mean over its batches, and ends behind the fifth."""
+    setup = Setup()
+    args = argparse.Namespace(dry_run=False, last=4)
+    for epoch in range(3):
+        setup.sampler.set_epoch(epoch)
+        total = 0.0
+        for i, (x, y) in enumerate(setup.loader):
+            setup.step(x, y)
+            total += 1.0
+            tell("mean", total / (i + 1))
+            if args.dry_run or over(i - 100):
+                break
+            if i == args.last:
+                break
+    assert set(SEEN["mean"]) == {1.0}
+
+
+def epochs_of_two_steps() -> None:
+    setup = Setup()
+    for epoch in range(3):
+        setup.sampler.set_epoch(epoch)
+        for i, (x, y) in enumerate(setup.loader):
+            setup.step(x, y)
+            if i >= 1:
+                break
+
+
+class Flag:
+    """Of the script's own: what sets it may stand in another file."""
+
+    done = False
+
+    def count(self, step: int) -> None:
+        setattr(self, "done", step == 4)  # noqa: B010  # as another file does it
+
+
+def ended_by_a_flag() -> None:
+    setup = Setup()
+    flag, step = Flag(), 0
+    for x, y in setup.loader:
+        setup.step(x, y)
+        step += 1
+        flag.count(step)
+        if flag.done:
+            break
+
+
+@pytest.mark.parametrize(
+    ("main", "steps"),
+    [
+        (counted(argparse.Namespace(max_steps=10)), 10),
+        (counted(SimpleNamespace(max_steps=10)), 10),
+        (ended_by_a_call, 4),
+        (means_of_epochs, 15),
+        (epochs_of_two_steps, 6),
+        (ended_by_a_flag, 4),
+    ],
+)
+def test_numbers_are_those_of_their_step_where_a_loop_may_end(main: Main, steps: int) -> None:
+    trains(main, steps, (2, 3, 4))
