@@ -182,7 +182,11 @@ def _counter(node: ast.expr, frame: FrameType) -> str | None:
 @functools.lru_cache(maxsize=16)
 def _ends(filename: str, loop: Loop) -> list[_End]:
     found: list[tuple[ast.expr, bool]] = [(loop.test, True)] if isinstance(loop, ast.While) else []
-    found += [(node.test, False) for node in _inside(loop.body) if isinstance(node, ast.If) and _leaves(node)]
+    for node in _inside(loop.body):
+        if isinstance(node, ast.If):
+            found += [(node.test, False)] if _leaves(node.body) else []
+            one_of_several = len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If)  # found by itself
+            found += [(node.test, True)] if _leaves(node.orelse) and not one_of_several else []
     return [
         _End(
             _compiled(filename, test),
@@ -201,17 +205,17 @@ def _assigned(loop: Loop) -> frozenset[str]:
     )
 
 
-def _inside(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """All statements, but those of inner loops and functions."""
+def _inside(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """All statements, handlers and cases, but those of inner loops and functions."""
     for statement in body:
         yield statement
         if not isinstance(statement, ast.For | ast.While | ast.FunctionDef | ast.ClassDef):
-            for name in ("body", "orelse", "finalbody"):
+            for name in ("body", "handlers", "orelse", "finalbody", "cases"):
                 yield from _inside(getattr(statement, name, []))
 
 
-def _leaves(node: ast.If) -> bool:
-    return any(isinstance(statement, ast.Break | ast.Return) for statement in _inside(node.body))
+def _leaves(body: Iterable[ast.AST]) -> bool:
+    return any(isinstance(statement, ast.Break | ast.Return) for statement in _inside(body))
 
 
 def _compiled(filename: str, test: ast.expr) -> CodeType | None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from tests.unit.runtime.frontends.ddp.test_mistakes import BATCHES, SEEN, Setup, seams, tell, trains
+from tests.unit.runtime.frontends.ddp.test_mistakes import SEEN, Setup, seams, tell, trains
 from tests.unit.runtime.frontends.ddp.threads import Main
 
 __all__ = ["seams"]  # the fixture
@@ -44,11 +44,10 @@ def counted(args: Any) -> Main:
 def ended_by_a_call() -> None:
     """Of which nobody can say what it gives."""
     setup = Setup()
-    step = running = 0
+    step, running = 0, 0.0
     for x, y in setup.loader:
         setup.step(x, y)
-        running += 1
-        step += 1
+        running, step = running + 1, step + 1
         tell("mean", running / step)
         if over(step):
             break
@@ -100,7 +99,7 @@ def ended_by_a_flag() -> None:
     flag, step = Flag(), 0
     for x, y in setup.loader:
         setup.step(x, y)
-        step += 1
+        step = step + 1
         flag.count(step)
         if flag.done:
             break
@@ -119,3 +118,45 @@ def ended_by_a_flag() -> None:
 )
 def test_numbers_are_those_of_their_step_where_a_loop_may_end(main: Main, steps: int) -> None:
     trains(main, steps, (2, 3, 4))
+
+
+def ended_by_an_else() -> None:
+    setup = Setup()
+    it, step = iter(setup.loader), 0
+    while True:
+        setup.step(*next(it))
+        step += 1
+        if step < 4:
+            pass
+        else:
+            break
+
+
+def ended_by_a_case() -> None:
+    setup = Setup()
+    it, step, kind = iter(setup.loader), 0, "steps"
+    while True:
+        setup.step(*next(it))
+        step += 1
+        match kind:
+            case "steps":
+                if step == 4:
+                    break
+
+
+def ended_in_a_handler() -> None:
+    setup = Setup()
+    it, step, empty = iter(setup.loader), 0, dict[str, int]()
+    while True:
+        setup.step(*next(it))
+        step += 1
+        try:
+            empty["log"] += 1
+        except KeyError:
+            if step == 4:
+                break
+
+
+@pytest.mark.parametrize("main", [ended_by_an_else, ended_by_a_case, ended_in_a_handler])
+def test_a_loop_is_left_wherever_its_end_stands(main: Main) -> None:
+    trains(main, 4, (2, 3, 4))
