@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import timedelta
 from typing import Any, cast
 
@@ -285,7 +286,7 @@ def _get_backend(script: RankScript, original: Any, group: Any = None) -> Any:
 
 
 def _destroy(script: RankScript, original: Any, group: Any = None) -> None:
-    if group is None:
+    if group is None and sys.exception() is None:  # else the script has failed, or the job is stopped: no end to check
         script.leave()
     original(group)
 

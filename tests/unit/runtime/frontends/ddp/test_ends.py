@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from runtime.frontends.ddp.rank_script import RankScript
+from tests.unit.runtime.frontends.ddp import threads
 from tests.unit.runtime.frontends.ddp.test_mistakes import SEEN, Setup, seams, tell, trains
 from tests.unit.runtime.frontends.ddp.threads import Main
 
@@ -160,3 +162,40 @@ def ended_in_a_handler() -> None:
 @pytest.mark.parametrize("main", [ended_by_an_else, ended_by_a_case, ended_in_a_handler])
 def test_a_loop_is_left_wherever_its_end_stands(main: Main) -> None:
     trains(main, 4, (2, 3, 4))
+
+
+class BadSample(Exception):
+    pass
+
+
+def failing_in_a_turn() -> None:
+    setup = Setup()
+    try:
+        for x, y in setup.loader:
+            setup.step(x, y)
+            raise BadSample
+    finally:
+        dist.destroy_process_group()
+
+
+def test_an_error_of_the_script_is_not_hidden_by_the_end_of_its_process_group() -> None:
+    with pytest.raises(BadSample):
+        threads.alone(failing_in_a_turn)
+
+
+def test_a_job_that_is_stopped_ends_nothing_else() -> None:
+    """SystemExit is on its way through the script's `finally`."""
+
+    def main() -> None:
+        setup = Setup()
+        script = RankScript.running()
+        try:
+            for x, y in setup.loader:
+                setup.step(x, y)
+                raise SystemExit(0)
+        finally:
+            dist.destroy_process_group()
+            assert not script.training.at.is_over
+
+    with pytest.raises(SystemExit):
+        threads.alone(main)
