@@ -177,7 +177,8 @@ def counted(loop: str) -> errors.NotInPlace:
 def goes_on(name: str, kind: str) -> errors.NotInPlace:
     return errors.NotInPlace(
         f"{name}, a {kind}, goes on in each turn of the training loop, and a worker that computes two ranks has two "
-        "turns a step. Count in a number, `step += 1`, and compute from it what a step needs; draw random numbers from "
+        "turns a step. Count in a number, `step += 1`, and compute from it what a step needs, as in "
+        "`phases[step % len(phases)]`; draw random numbers from "
         f"the global generators of torch, numpy and Python, which are seeded for each step and rank. {ELSE}"
     )
 

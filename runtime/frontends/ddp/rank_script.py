@@ -234,6 +234,7 @@ class RankScript:
         self.objects.end_undone()
         if self.evaluations.running:
             raise mistakes.in_evaluation("a training step")
+        self._loop.check_asked()
         self._kept.model_sees()
         if self._asked is not None:
             self._asked = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import functools
 import itertools
 import linecache
@@ -97,6 +98,33 @@ def inside(frames: Iterable[FrameType], code: CodeType, loop: Loop) -> bool:
 def loop_around(frames: Iterable[FrameType]) -> tuple[CodeType, Loop] | None:
     """The innermost loop around a call, and the code that it is part of. frames: innermost first."""
     return next(((frame.f_code, loop) for frame in frames for loop in _around(frame)), None)
+
+
+def asked_by_next(frames: Iterable[FrameType]) -> Iterator[tuple[str, object]]:
+    """What the innermost loop around a call asks by next(), as it spells it. A loop whose turns are counted may ask
+    within the loop around it. frames: innermost first."""
+    for frame in frames:
+        for loop in _around(frame):
+            for spelling, code in _nexts(frame.f_code.co_filename, loop):
+                with contextlib.suppress(Exception):  # a name of an inner function, or not bound yet
+                    yield spelling, eval(code, frame.f_globals, frame.f_locals)
+            if not (isinstance(loop, ast.For) and _counter(loop.iter, frame) is not None):
+                return
+
+
+@functools.lru_cache(maxsize=16)
+def _nexts(filename: str, loop: Loop) -> list[tuple[str, CodeType]]:
+    """What is asked by next(name) or next(name.attribute)."""
+    asked = [
+        node.args[0]
+        for node in ast.walk(loop)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "next" and node.args
+    ]
+    return [
+        (ast.unparse(part), compile(ast.Expression(part), filename, "eval"))
+        for part in asked
+        if all(isinstance(node, ast.Name | ast.Attribute | ast.expr_context) for node in ast.walk(part))
+    ]
 
 
 def asked_by_head(frames: Iterable[FrameType]) -> bool:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
+from elastic.errors import NotInPlace
 from runtime.frontends.ddp.rank_script import RankScript
 from tests.unit.runtime.frontends.ddp import threads
-from tests.unit.runtime.frontends.ddp.test_mistakes import SEEN, Setup, seams, tell, trains
+from tests.unit.runtime.frontends.ddp.test_mistakes import SEEN, Setup, seams, stopped, tell, trains
 from tests.unit.runtime.frontends.ddp.threads import Main
 
 __all__ = ["seams"]  # the fixture
@@ -199,3 +202,71 @@ def test_a_job_that_is_stopped_ends_nothing_else() -> None:
 
     with pytest.raises(SystemExit):
         threads.alone(main)
+
+
+def rates() -> Iterator[float]:
+    rate = 0.1
+    while True:
+        yield rate
+        rate *= 0.9
+
+
+def asked_in_the_loop(make: Callable[[], Iterator[float]]) -> Main:
+    def main() -> None:
+        setup = Setup()
+        kept = make()
+        for x, y in setup.loader:
+            setup.step(x, y)
+            setup.optimizer.param_groups[0]["lr"] = next(kept)
+
+    return main
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda: itertools.cycle([0.1, 0.3]), "cycle"),
+        (rates, "generator"),
+        (lambda: map(float, range(100)), "map"),
+        (lambda: filter(None, [0.1] * 100), "filter"),
+    ],
+)
+def test_an_iterator_that_goes_on_in_each_turn_is_named(make: Callable[[], Iterator[float]], kind: str) -> None:
+    stopped(asked_in_the_loop(make), NotInPlace, rf"^kept, a {kind}, goes on in each turn .*phases\[step %")
+
+
+class Batches:
+    def __init__(self, setup: Setup) -> None:
+        self.loader = setup.loader
+
+    def forever(self) -> Iterator[Any]:
+        while True:
+            yield from self.loader
+
+
+def moved(batch: Any) -> Any:
+    return batch
+
+
+def asked_for_training_batches(make: Callable[[Setup], Iterator[Any]]) -> Main:
+    def main() -> None:
+        setup = Setup()
+        batches, step, phases = make(setup), 0, [0.1, 0.3]
+        while step < 9:
+            x, y = next(batches)
+            setup.optimizer.param_groups[0]["lr"] = phases[step % len(phases)]
+            setup.step(x, y)
+            step += 1
+
+    return main
+
+
+@pytest.mark.parametrize(
+    "main",
+    [
+        asked_for_training_batches(lambda setup: Batches(setup).forever()),
+        asked_for_training_batches(lambda setup: map(moved, Batches(setup).forever())),
+    ],
+)
+def test_iterators_of_training_batches_may_go_on(main: Main) -> None:
+    trains(main, 9, (2, 3, 4))
