@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import enum
+import operator
+import sys
 from abc import ABC, abstractmethod
 from typing import Any, cast
 
@@ -35,14 +39,23 @@ class Position:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.batch, self.stale, self.copied = state["batch"], state.get("stale", []), True
-        self.values = {name: _unpacked(value) for name, value in state["values"].items()}
+        self.values = {}
+        for name, value in state["values"].items():
+            with contextlib.suppress(AttributeError):
+                self.values[name] = _unpacked(value)
 
 
 def _packed(name: str, value: Held) -> Json:
+    if isinstance(value, enum.Enum):
+        return {"enum": [type(value).__module__, type(value).__qualname__], "member": value.name}
     return small_values.pack(value, name) if isinstance(value, torch.Tensor | list) else value
 
 
 def _unpacked(value: Any) -> Held:
+    """Raises AttributeError for a member of an Enum that has no name here, as in a function."""
+    if isinstance(value, dict) and "enum" in value:
+        module, name = value["enum"]
+        return cast(Held, operator.attrgetter(f"{name}.{value['member']}")(sys.modules.get(module)))
     return cast(Held, small_values.unpack(value, torch.device)) if isinstance(value, dict) else value
 
 

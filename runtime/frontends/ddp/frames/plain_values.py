@@ -2,15 +2,17 @@
 
 A script counts turns where it means steps. So the changes that a silent turn has made to plain values are undone before
 the next turn of the same pass. A newcomer gets the values that change from a member. Plain values are numbers, strings,
-None, short tensors, and the entries of lists and deques. A newcomer gets short tensors, and lists of plain values and
-of tensors of one element, too.
+None, members of an Enum, short tensors, and the entries of lists and deques. A newcomer gets short tensors, and lists
+of plain values and of tensors of one element, too.
 """
 
 from __future__ import annotations
 
+import enum
 import itertools
 import operator
 import random
+import weakref
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from types import FrameType
@@ -23,7 +25,7 @@ from runtime.frontends.ddp import mistakes
 from runtime.frontends.ddp.frames.places import CODE, OBJECTS_MAX, ScriptFrames, ValuePlace, is_dict
 from runtime.recovery.state.change_detection import version_of
 
-Plain: TypeAlias = int | float | bool | str | None
+Plain: TypeAlias = int | float | bool | str | enum.Enum | None
 Held: TypeAlias = Plain | torch.Tensor | list[Plain | torch.Tensor]
 """What a newcomer gets."""
 
@@ -86,8 +88,8 @@ class FrameValues:
         self._tensors: dict[ValuePlace, tuple[torch.Tensor, torch.Tensor]] = {}
         self._dicts: dict[ValuePlace, tuple[dict[Any, Any], set[Any]]] = {}
         """Short dicts, and the keys that they had."""
-        self._other: set[ValuePlace] = set()
-        """Where something else is."""
+        self._other: dict[ValuePlace, weakref.ref[Any] | None] = {}
+        """Where something else is, and what; None: a reference to it would keep it alive."""
         self._long: dict[ValuePlace, tuple[torch.Tensor, int]] = {}
         """Longer tensors, and their versions."""
         self._iterators: dict[ValuePlace, tuple[object, object]] = {}
@@ -99,9 +101,9 @@ class FrameValues:
         found = cls(frames)
         for place, value in frames.values():
             if type(value) in CODE:
-                found._other.add(place)
+                found._other[place] = _reference(value)
             elif not _looked_at(value, cls.tensor_max):
-                found._other.add(place)
+                found._other[place] = _reference(value)
                 if (progress := _progress(value)) is not None:
                     found._iterators[place] = (value, progress)
                 if type(value) is torch.Tensor and not value.requires_grad:
@@ -145,7 +147,8 @@ class FrameValues:
     def put_back(self, *, objects: bool) -> None:
         """Put every value back as it was then. Names that have come since stay, but for plain values in dicts.
 
-        objects: also where an object has come in the place of a number, a string or None.
+        objects: also where an object has come in the place of a number, a string or None, or one object in the place
+        of another, and both were there then: two names that swap their objects, say.
         """
         now = FrameValues.read(self._frames)
         wanted: dict[ValuePlace, object] = {
@@ -153,6 +156,8 @@ class FrameValues:
             for place, value in self._plain.items()
             if (objects and place in now._other) or _differs(now._at(place), value)
         }
+        if objects:
+            wanted |= self._swapped(now)
         for place, listed in self._lists.items():
             listed.put_back()
             here = now._at(place)
@@ -168,6 +173,17 @@ class FrameValues:
             if here is not tensor and here is not _ABSENT:
                 wanted[place] = tensor
         self._frames.write(wanted)
+
+    def _swapped(self, now: FrameValues) -> dict[ValuePlace, object]:
+        """What was where another object is now that was elsewhere then."""
+        before = {place: value for place, there in self._other.items() if there and (value := there()) is not None}
+        known = set(map(id, before.values()))
+        here = {place: there() for place, there in now._other.items() if there}
+        return {
+            place: value
+            for place, value in before.items()
+            if here.get(place, value) is not value and id(here[place]) in known
+        }
 
     def check_iterators(self) -> None:
         """Raise NotInPlace if an iterator or a random generator of the script has gone on since: that cannot be undone
@@ -322,6 +338,11 @@ class FrameCounters:
         self._changing |= names.keys()
 
 
+def _reference(value: object) -> weakref.ref[Any] | None:
+    """None for tensors, too: what is computed from batch to batch has come to its name in this turn."""
+    return weakref.ref(value) if type(value).__weakrefoffset__ and not isinstance(value, torch.Tensor) else None
+
+
 def _fill(tensor: torch.Tensor, values: torch.Tensor) -> None:
     with torch.inference_mode(tensor.is_inference()), torch.no_grad():  # such a tensor cannot be changed outside
         tensor.copy_(values)
@@ -375,7 +396,7 @@ def _changed(one: object, other: object) -> bool:
 
 
 def _looked_at(value: object, tensor_max: int = TENSOR_MAX) -> bool:
-    if type(value) in _KINDS or isinstance(value, np.number):
+    if type(value) in _KINDS or isinstance(value, np.number | enum.Enum):
         return not isinstance(value, str) or len(value) <= TEXT_MAX
     if type(value) is torch.Tensor:
         return value.numel() <= tensor_max and not value.requires_grad and value.layout == torch.strided

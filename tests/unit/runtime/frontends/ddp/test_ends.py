@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import enum
 import itertools
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -270,3 +271,52 @@ def asked_for_training_batches(make: Callable[[Setup], Iterator[Any]]) -> Main:
 )
 def test_iterators_of_training_batches_may_go_on(main: Main) -> None:
     trains(main, 9, (2, 3, 4))
+
+
+class Phase(enum.Enum):
+    WHOLE = 1
+    TENTH = 2
+
+
+def in_two_phases(kept: list[Any]) -> Main:
+    """Bound in turn to members of an Enum, or to functions."""
+
+    def main() -> None:
+        setup = Setup()
+        phase: Any = Phase.WHOLE
+        scale, other = whole, tenth
+        for epoch in range(2):
+            setup.sampler.set_epoch(epoch)
+            for x, y in setup.loader:
+                loss = setup.loss(x, y)
+                if "members" in kept:
+                    loss = whole(loss) if phase is Phase.WHOLE else tenth(loss)
+                    phase = Phase.TENTH if phase is Phase.WHOLE else Phase.WHOLE
+                if "functions" in kept:
+                    loss = scale(loss)
+                    scale, other = other, scale
+                setup.update(loss)
+
+    return main
+
+
+def whole(loss: Any) -> Any:
+    return loss
+
+
+def tenth(loss: Any) -> Any:
+    return loss * 0.1
+
+
+@pytest.mark.parametrize("kept", [["members"], ["functions"]])
+def test_names_that_are_bound_in_turn_to_two_objects_change_once_a_step(kept: list[Any]) -> None:
+    trains(in_two_phases(kept), None, (4,))
+
+
+@pytest.mark.parametrize("joins", [2, 9])
+def test_a_newcomer_gets_the_member_of_an_enum(joins: int) -> None:
+    main = in_two_phases(["members"])
+    digest, _ = threads.alone(main)
+    outcome = threads.together(4, main, newcomers=1, kills={"w1": (joins - 1, 0)}, asked_at=joins - 1, admit_at=joins)
+    assert outcome.errors == {} and outcome.joined == {"n0": joins}
+    assert set(outcome.digests.values()) == {digest}
