@@ -55,7 +55,10 @@ def _unpacked(value: Any) -> Held:
     """Raises AttributeError for a member of an Enum that has no name here, as in a function."""
     if isinstance(value, dict) and "enum" in value:
         module, name = value["enum"]
-        return cast(Held, operator.attrgetter(f"{name}.{value['member']}")(sys.modules.get(module)))
+        found = operator.attrgetter(name)(sys.modules.get(module))
+        if not (isinstance(found, type) and issubclass(found, enum.Enum)) or value["member"] not in found.__members__:
+            raise AttributeError(f"{module}.{name} is no Enum with {value['member']}")
+        return found[value["member"]]
     return cast(Held, small_values.unpack(value, torch.device)) if isinstance(value, dict) else value
 
 
