@@ -3,6 +3,9 @@
 A copy of a model is a module, a dict, a list or an object with a tensor of the shape of each trainable parameter of
 that model, or a flat tensor with as many elements. It is state like the model itself: newcomers copy it, checkpoints
 have it, digests count it. What a silent turn does to a tensor, be it in a copy or not, is undone.
+
+Whether a tensor has changed is seen by its version, which does not rise where a script writes through `.data`. Scripts
+update averages in this way, so a copy of a model is compared by its values, or copied without a comparison.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from runtime.frontends.ddp import mistakes
 from runtime.frontends.ddp.frames.places import CODE, DEPTH_MAX, ScriptFrames, ValuePlace, is_dict
-from runtime.recovery.state.change_detection import version_of
+from runtime.frontends.ddp.frames.plain_values import fill
+from runtime.recovery.state.change_detection import value_sum, version_of
 
 KEPT_MAX = 1 << 20
 """Elements of a tensor outside of a copy of the model. The values of a larger one are not kept: it is data."""
@@ -67,6 +71,7 @@ class ModelCopies:
         self._keeping = threading.Lock()
         """While the values of copies are read: by another thread, before a silent turn changes them."""
         self._late: dict[ValuePlace, tuple[torch.Tensor, int]] = {}
+        """Tensors of copies that the script has made since, and the sums of their values."""
         self._names: set[ValuePlace] = set()
         copies = [group for group in self._groups() if self._is_copy(group)]
         self._names = {group.place for group in copies}
@@ -107,19 +112,22 @@ class ModelCopies:
             for place, tensor in group.tensors.items()
         }
         for place, tensor in late.items():
-            was, version = self._late.get(place, (tensor, version_of(tensor)))
-            if was is tensor and version_of(tensor) != version:
+            was, values = self._late.get(place, (None, 0))
+            if was is tensor and value_sum(tensor) != values:
                 raise mistakes.made_late(f"{place.spelling}, an average of the weights,")
-        self._late = {place: (tensor, version_of(tensor)) for place, tensor in late.items()}
+        self._late = {place: (tensor, value_sum(tensor)) for place, tensor in late.items()}
 
     def keep(self) -> None:
         """Keep the values of all tensors for `put_back`; once more before that does nothing."""
         if self._watched:
             return
+        with self._keeping:
+            for place in self._tensors:
+                self._kept.pop(place, None)  # frees memory, perhaps as much as the model has, before more is taken
         kept: dict[ValuePlace, tuple[torch.Tensor, int, torch.Tensor]] = {}
         watched: dict[ValuePlace, tuple[torch.Tensor, int]] = {}
         for group in self._groups():
-            whole = self._is_copy(group)
+            whole = group.place in self._names or self._is_copy(group)
             for place, tensor in group.tensors.items():
                 watched[place] = (tensor, version_of(tensor))
                 if whole or tensor.numel() <= KEPT_MAX:
@@ -135,7 +143,8 @@ class ModelCopies:
         for group in self._groups() if self._watched and self._names else ():
             for place, tensor in group.tensors.items() if group.place in self._names else ():
                 was, version = self._watched.get(place, (None, 0))
-                if was is not tensor or version != version_of(tensor):
+                same = was is tensor and version == version_of(tensor)
+                if not same or value_sum(tensor) != value_sum(self._kept[place][2]):
                     raise mistakes.averaged_early(place.spelling)
 
     def put_back(self) -> None:
@@ -146,11 +155,11 @@ class ModelCopies:
         now = {place: tensor for group in self._groups() for place, tensor in group.tensors.items()}
         moved: dict[ValuePlace, object] = {}
         for place, (tensor, version) in self._watched.items():
-            if version_of(tensor) != version:
-                if place not in self._kept:
-                    raise mistakes.changed_data(place.spelling, tensor.numel())
-                with torch.no_grad():
-                    tensor.copy_(self._kept[place][2])
+            changed = version_of(tensor) != version
+            if changed and place not in self._kept:
+                raise mistakes.changed_data(place.spelling, tensor.numel())
+            if changed or (place in self._tensors and place in self._kept):
+                fill(tensor, self._kept[place][2])
                 self._kept[place] = (tensor, version_of(tensor), self._kept[place][2])
             if place in self._kept and place in now and now[place] is not tensor:
                 moved[place] = tensor

@@ -168,7 +168,7 @@ class FrameValues:
                 del owner[key]
         for place, (tensor, before) in self._tensors.items():
             if not torch.equal(tensor, before):
-                _fill(tensor, before)
+                fill(tensor, before)
             here = now._at(place)
             if here is not tensor and here is not _ABSENT:
                 wanted[place] = tensor
@@ -226,7 +226,7 @@ class FrameValues:
             if there is tensor or now._at(place) is not tensor or not torch.equal(tensor, was):
                 continue
             if isinstance(there, torch.Tensor) and (there.shape, there.dtype) == (was.shape, was.dtype):
-                _fill(tensor, there)
+                fill(tensor, there)
             else:
                 wanted[place] = there
         for place, listed in self._lists.items():
@@ -343,7 +343,8 @@ def _reference(value: object) -> weakref.ref[Any] | None:
     return weakref.ref(value) if type(value).__weakrefoffset__ and not isinstance(value, torch.Tensor) else None
 
 
-def _fill(tensor: torch.Tensor, values: torch.Tensor) -> None:
+def fill(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Give a tensor these values."""
     with torch.inference_mode(tensor.is_inference()), torch.no_grad():  # such a tensor cannot be changed outside
         tensor.copy_(values)
 

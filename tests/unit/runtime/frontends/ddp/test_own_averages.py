@@ -133,9 +133,9 @@ def a_module_in_a_list() -> None:
     tell(*averages[0].parameters(), averages[0].total, also=averages[0].count.item())
 
 
-def under_accumulation(*, each_batch: bool = False) -> None:
+def under_accumulation(*, each_batch: bool = False, average: type[Shadow] = Shadow) -> None:
     setup = Setup(batch_size=2)
-    ema = Shadow(unwrapped(setup))
+    ema = average(unwrapped(setup))
     for i, (x, y) in enumerate(setup.loader):
         if i % 2 == 0 and i + 1 < len(setup.loader):
             with setup.model.no_sync():
@@ -150,6 +150,26 @@ def under_accumulation(*, each_batch: bool = False) -> None:
     tell(*ema.shadow.values(), also=ema.updates)
 
 
+def a_copy_through_data(*, replaced: bool = False) -> None:
+    """As older libraries write it. No version of a tensor rises, and the average is a part of what is trained."""
+    setup = Setup()
+    ema = copy.deepcopy(setup.model.module)
+    for x, y in setup.loader:
+        with torch.no_grad():
+            target = ema(x)
+        setup.step(x, y + 0.1 * target)
+        for mine, theirs in zip(ema.parameters(), setup.model.module.parameters(), strict=True):
+            if replaced:
+                mine.data = mine.data * 0.9 + theirs.data * 0.1
+            else:
+                mine.data.mul_(0.9).add_(theirs.data, alpha=0.1)
+    tell(*ema.parameters())
+
+
+def a_copy_with_new_data() -> None:
+    a_copy_through_data(replaced=True)
+
+
 def a_matrix_of_counts() -> None:
     """No copy of the model, and too large to be a plain value."""
     setup = Setup()
@@ -162,7 +182,16 @@ def a_matrix_of_counts() -> None:
         tell(counts[:1, :2])
 
 
-KEPT = [a_deep_copy, a_shadow, a_list_in_a_trainer, a_flat_vector, a_module_in_a_list, under_accumulation]
+KEPT = [
+    a_deep_copy,
+    a_shadow,
+    a_list_in_a_trainer,
+    a_flat_vector,
+    a_module_in_a_list,
+    under_accumulation,
+    a_copy_through_data,
+    a_copy_with_new_data,
+]
 
 
 @functools.cache
@@ -275,7 +304,13 @@ class InPlace(Shadow):
             self.shadow[name].lerp_(parameter.detach(), 0.1)
 
 
-@pytest.mark.parametrize("make", [Average, InPlace])
+class ThroughData(Shadow):
+    def update(self, model: nn.Module) -> None:
+        for name, parameter in model.named_parameters():
+            self.shadow[name].data.lerp_(parameter.data, 0.1)
+
+
+@pytest.mark.parametrize("make", [Average, InPlace, ThroughData])
 @pytest.mark.parametrize("workers", [1, 4])
 def test_an_average_that_a_newcomer_would_not_have_is_named(make: Callable[[nn.Module], Any], workers: int) -> None:
     errors = threads.together(workers, made_later(make)).errors
@@ -379,8 +414,11 @@ def test_a_tensor_too_large_to_be_kept_is_named_if_a_silent_turn_changes_it() ->
     threads.alone(large_and_left_alone)
 
 
-def test_an_average_that_changes_before_the_gradients_are_reduced_is_named() -> None:
+@pytest.mark.parametrize("average", [Shadow, ThroughData])
+def test_an_average_that_changes_before_the_gradients_are_reduced_is_named(average: type[Shadow]) -> None:
     for workers in (1, 4):
-        for error in threads.together(workers, lambda: under_accumulation(each_batch=True)).errors.values():
+        outcome = threads.together(workers, lambda: under_accumulation(each_batch=True, average=average))
+        assert outcome.errors
+        for error in outcome.errors.values():
             assert isinstance(error, NotInPlace)
             assert ", an average of the weights, behind a backward() under no_sync()" in str(error)
