@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer, lr_scheduler, swa_utils
 
 from runtime.frontends.ddp import mistakes
@@ -42,6 +43,7 @@ def install(seams: Seams) -> None:
         seams.wrap(scheduler, "__init__", _seen(seams, "scheduler", "step"))
     seams.wrap(torch.amp.GradScaler, "__init__", _seen(seams, "scaler", "step", "update", "unscale_"))
     seams.wrap(swa_utils.AveragedModel, "__init__", _seen(seams, "average", "update_parameters"))
+    seams.wrap(nn.Module, "load_state_dict", _taken_back)
     seams.wrap(torch, "save", _saved)
     seams.wrap(torch, "load", _loaded)
     seams.wrap(builtins, "print", _unless_mute)
@@ -102,6 +104,12 @@ def _logged(script: RankScript, original: Any, self: logging.Logger, record: log
         _unless_mute(script, original, self, record)
 
 
+def _taken_back(script: RankScript, original: Any, self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    """Raises ConfigError for weights that a newcomer has copied before it had those of the others."""
+    script.objects.check_not_missed(args[0] if args else kwargs.get("state_dict"))
+    return original(self, *args, **kwargs)
+
+
 def _saved(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> None:
     """An examination writes no file: the next run would take a snapshot of a few steps for a real one.
 
@@ -115,6 +123,7 @@ def _saved(script: RankScript, original: Any, /, *args: Any, **kwargs: Any) -> N
         script.objects.unsaved.add(path)
         return
     script.objects.unsaved.discard(path)
+    script.objects.check_not_missed(args[0] if args else kwargs.get("obj"))
     original(*args, **kwargs)
     script.training.checkpoints.wish()
 

@@ -19,6 +19,14 @@ def made_late(thing: str) -> errors.ConfigError:
     )
 
 
+def copied_too_early(name: str) -> errors.ConfigError:
+    return errors.ConfigError(
+        f"{name} is a copy of weights, made in an epoch that was over when this worker joined: it has the weights with "
+        "which this worker began, where the others have those of that epoch. Make a copy before the loop, `best = "
+        "copy.deepcopy(model.state_dict())`, and replace it in the loop: newcomers get what the others have there"
+    )
+
+
 def read_ahead() -> errors.ReadAhead:
     return errors.ReadAhead(
         "the training loader was asked for a batch before the one it gave last had come to backward(). Each batch is a "

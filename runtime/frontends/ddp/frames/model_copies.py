@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch import nn
@@ -24,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from runtime.frontends.ddp import mistakes
 from runtime.frontends.ddp.frames.places import CODE, DEPTH_MAX, ScriptFrames, ValuePlace, is_dict
-from runtime.frontends.ddp.frames.plain_values import fill
+from runtime.frontends.ddp.frames.plain_values import TENSOR_MAX, fill
 from runtime.recovery.state.change_detection import value_sum, version_of
 
 KEPT_MAX = 1 << 20
@@ -72,6 +73,9 @@ class ModelCopies:
         """While the values of copies are read: by another thread, before a silent turn changes them."""
         self._late: dict[ValuePlace, tuple[torch.Tensor, int]] = {}
         """Tensors of copies that the script has made since, and the sums of their values."""
+        self.missed: list[tuple[ReferenceType[torch.Tensor], str]] | None = None
+        """The tensors of copies that this worker has made in epochs that it has passed by, so of weights which it had
+        before it joined, and their spellings. None: the first step is still to come."""
         self._names: set[ValuePlace] = set()
         copies = [group for group in self._groups() if self._is_copy(group)]
         self._names = {group.place for group in copies}
@@ -96,7 +100,7 @@ class ModelCopies:
         """A step begins. Raises ConfigError for a copy that the script has made since its training loop began, and
         changes: that is looked at in steps 1, 2, 4, 8 and so on.
         """
-        look = number & (number - 1) == 0
+        look = number & (number - 1) == 0 or self.missed is None
         if not (self._names or look):
             return
         groups = [group for group in self._groups() if self._is_copy(group)]
@@ -111,6 +115,10 @@ class ModelCopies:
             if group.place not in self._names
             for place, tensor in group.tensors.items()
         }
+        if self.missed is None:
+            long = {place: tensor for place, tensor in late.items() if tensor.numel() > TENSOR_MAX}
+            self.missed = [(ref(tensor), place.spelling) for place, tensor in long.items()]
+            return  # the others are plain values, which come in this step
         for place, tensor in late.items():
             was, values = self._late.get(place, (None, 0))
             if was is tensor and value_sum(tensor) != values:

@@ -76,6 +76,7 @@ class KeptValues:
     def step(self, number: int, *, resumed: bool) -> None:
         """A step begins. resumed: it is the first one of a run that goes on. Raises as ModelCopies.step."""
         self.copies.step(number)
+        self._objects.missed = self.copies.missed or []
         # A run that goes on has set its rates by the values of its beginning, and sets them once more by those that it
         # gets now. What it has set and averaged in the epochs that are over is in its checkpoint already.
         if resumed:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -25,6 +25,8 @@ class ScriptObjects:
         self.unsaved: set[str | None] = set()
         """Paths of the files that torch.save() was to write, and has not, and of what was made of them since; None
         stands for an open file."""
+        self.missed: list[tuple[ReferenceType[torch.Tensor], str]] = []
+        """As ModelCopies has it."""
         self._settings: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._trained: list[tuple[nn.Parameter, bool]] = []
         self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -43,6 +45,16 @@ class ScriptObjects:
     def has(self, kind: str, thing: object) -> bool:
         """Whether this very object is known."""
         return any(known is thing for known in self.by_kind.get(kind, ()))
+
+    def check_not_missed(self, state: object) -> None:
+        """Raise ConfigError if a dict that the script uses has a tensor that is in a copy which this worker has made
+        while it passed by an epoch: the others have other values there, and nobody gives them to newcomers."""
+        alive = [(tensor, name) for reference, name in self.missed if (tensor := reference()) is not None]
+        missed = {tensor.data_ptr(): name for tensor, name in alive}
+        for value in state.values() if missed and isinstance(state, Mapping) else ():
+            self.check_not_missed(value)
+            if isinstance(value, torch.Tensor) and value.data_ptr() in missed:
+                raise mistakes.copied_too_early(missed[value.data_ptr()])
 
     def named(self) -> dict[str, Any]:
         """All under names of their own, for registration. Raises ConfigError without a model, NotInPlace without an

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import io
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,13 +13,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 from elastic.errors import ConfigError, NotInPlace
 from runtime.frontends.ddp.frames.model_copies import ModelCopies
 from runtime.frontends.ddp.frames.places import ScriptFrames
 from runtime.frontends.ddp.rank_script import RankScript
 from tests.unit.runtime.frontends.ddp import threads
-from tests.unit.runtime.frontends.ddp.test_mistakes import Setup
+from tests.unit.runtime.frontends.ddp.test_mistakes import BATCHES, Setup
 from tests.unit.runtime.frontends.ddp.threads import Main
 from tests.unit.thoroughness import some
 
@@ -422,3 +424,84 @@ def test_an_average_that_changes_before_the_gradients_are_reduced_is_named(avera
         for error in outcome.errors.values():
             assert isinstance(error, NotInPlace)
             assert ", an average of the weights, behind a backward() under no_sync()" in str(error)
+
+
+class Wide(Setup):
+    """Its weights are too long to be plain values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = DDP(nn.Sequential(nn.Linear(4, 40), nn.Tanh(), nn.Linear(40, 1)))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+
+def best_weights(*, before: bool, copied: Callable[[nn.Module], Any], use: Callable[[Wide, Any], object]) -> Main:
+    """The best epoch is the second one."""
+
+    def main() -> None:
+        setup = Wide()
+        best = copied(unwrapped(setup)) if before else None
+        for epoch in range(3):
+            setup.sampler.set_epoch(epoch)
+            for x, y in setup.loader:
+                setup.step(x, y)
+            if epoch == 1:
+                best = copied(unwrapped(setup))
+        use(setup, best)
+        tell(*setup.model.parameters())
+
+    return main
+
+
+def weights(model: nn.Module) -> Any:
+    return copy.deepcopy(model.state_dict())
+
+
+def load(setup: Wide, best: Any) -> None:
+    unwrapped(setup).load_state_dict(best)
+
+
+def load_of_a_copy(setup: Wide, best: Any) -> None:
+    unwrapped(setup).load_state_dict(state_dict=best.state_dict())
+
+
+def save(setup: Wide, best: Any) -> None:
+    torch.save({"model": best}, io.BytesIO())
+
+
+def test_best_weights_with_a_copy_before_the_loop_are_given_to_newcomers() -> None:
+    main = best_weights(before=True, copied=weights, use=load)
+    expected = quiet(main)
+    for workers in (1, 2):
+        same(main, expected, workers)
+    for asked in (0, BATCHES, 2 * BATCHES):
+        same(main, expected, 2, newcomers=1, asked_at=asked, admit_at=asked + 1)
+
+
+@pytest.mark.parametrize(("copied", "use"), [(weights, load), (copy.deepcopy, load_of_a_copy), (weights, save)])
+def test_best_weights_of_an_epoch_that_a_newcomer_has_passed_by_are_named(
+    copied: Callable[[nn.Module], Any], use: Callable[[Wide, Any], object]
+) -> None:
+    main = best_weights(before=False, copied=copied, use=use)
+    expected = quiet(main)
+    same(main, expected, 2)
+    same(main, expected, 2, newcomers=1, asked_at=BATCHES, admit_at=BATCHES + 1)
+    errors = threads.together(2, main, newcomers=1, asked_at=2 * BATCHES, admit_at=2 * BATCHES + 1).errors
+    assert isinstance(errors["n0"], ConfigError)
+    assert "best.0.weight in best_weights.<locals>.main" in str(errors["n0"])
+    assert "`best = copy.deepcopy(model.state_dict())`" in str(errors["n0"])
+
+
+def test_weights_that_a_newcomer_has_loaded_are_not_named(tmp_path: Path) -> None:
+    def main() -> None:
+        setup = Wide()
+        for epoch in range(3):
+            setup.sampler.set_epoch(epoch)
+            for x, y in setup.loader:
+                setup.step(x, y)
+            torch.save(unwrapped(setup).state_dict(), tmp_path / "best.pt")
+        best = torch.load(tmp_path / "best.pt")
+        unwrapped(setup).load_state_dict(best)
+        tell(*setup.model.parameters())
+
+    same(main, quiet(main), 2, newcomers=1, asked_at=2 * BATCHES, admit_at=2 * BATCHES + 1)
