@@ -9,7 +9,7 @@ import ctypes
 import inspect
 import sys
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, TypeGuard
 
@@ -28,6 +28,8 @@ OBJECTS_MAX = 64
 """Objects that are looked into, for each frame, and entries of a dict that is looked into."""
 _COLLECTIONS: Any = (dict, list, tuple)
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
+KEYS: Collection[type] = (int, str)
+"""Of the keys of dicts whose values are followed."""
 _OF_OPTIMIZERS = frozenset({"param_groups", "state", "defaults"})
 """What the job keeps of each optimizer. A copy of it, in an optimizer of the script's own class, would have other
 parameters than the model."""
@@ -49,7 +51,9 @@ class ValuePlace(NamedTuple):
 
     @property
     def text(self) -> str:
-        return f"{self.frame} {self.function} {'.'.join(map(str, (self.name, *self.path)))}"
+        """A text of digits is a key of another dict than the number, so it has quotation marks."""
+        keys = [repr(key) if type(key) is str and is_whole(key) else str(key) for key in self.path]
+        return f"{self.frame} {self.function} {'.'.join((self.name, *keys))}"
 
     @property
     def spelling(self) -> str:
@@ -138,7 +142,7 @@ class ScriptFrames:
         objects[place.frame] = objects.get(place.frame, 0) + 1
         left_out = _OF_OPTIMIZERS if isinstance(owner, torch.optim.Optimizer) else ()
         for key, value in list((owner if isinstance(owner, dict) else attributes(owner)).items()):
-            if type(key) is str and key not in left_out:
+            if type(key) in KEYS and key not in left_out:
                 yield place.under(key), value
                 if len(place.path) + 1 < DEPTH_MAX:
                     yield from self._inside(place.under(key), value, seen, objects)
@@ -168,6 +172,11 @@ class ScriptFrames:
         for place, value in values.items():
             if place.frame == MODELS:
                 setattr(self._modules[ValuePlace(*place[:3])], str(place.path[0]), value)
+
+
+def is_whole(text: str) -> bool:
+    """Whether a text is that of a whole number."""
+    return text.removeprefix("-").isdecimal()
 
 
 def is_dict(value: object) -> TypeGuard[dict[Any, Any]]:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from runtime.frontends.ddp import mistakes
-from runtime.frontends.ddp.frames.places import CODE, OBJECTS_MAX, ScriptFrames, ValuePlace, is_dict
+from runtime.frontends.ddp.frames.places import CODE, KEYS, OBJECTS_MAX, ScriptFrames, ValuePlace, is_dict, is_whole
 from runtime.recovery.state.change_detection import version_of
 
 Plain: TypeAlias = int | float | bool | str | enum.Enum | None
@@ -240,8 +240,9 @@ class FrameValues:
         """A member's dicts have had keys here that those of this worker get later, or have got since."""
         for place, (owner, keys) in self._dicts.items():
             for name in others:
-                key, value = name.removeprefix(f"{place.text}."), others[name]
-                if key == name or "." in key or key in keys or isinstance(value, torch.Tensor):
+                text, value = name.removeprefix(f"{place.text}."), others[name]
+                key = _key(text)
+                if text == name or "." in text or key in keys or isinstance(value, torch.Tensor):
                     continue
                 keys.add(key)
                 if isinstance(value, list):
@@ -349,8 +350,16 @@ def fill(tensor: torch.Tensor, values: torch.Tensor) -> None:
         tensor.copy_(values)
 
 
-def born(owner: dict[Any, Any], keys: set[Any]) -> list[tuple[str, Any]]:
-    return [(key, value) for key, value in owner.items() if type(key) is str and key not in keys]
+def born(owner: dict[Any, Any], keys: set[Any]) -> list[tuple[str | int, Any]]:
+    return [(key, value) for key, value in owner.items() if type(key) in KEYS and key not in keys]
+
+
+def _key(text: str) -> str | int:
+    """The key in the text of a place."""
+    whole = text.strip("'")
+    if not is_whole(whole):
+        return text
+    return int(text) if whole == text else whole
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -37,6 +37,20 @@ def test_what_an_evaluation_adds_to_an_empty_dict_is_shared_out() -> None:
     assert sums == {"loss": 1.75}
 
 
+def test_numbers_by_class_are_shared_out() -> None:
+    right, seen = {0: 1, 1: 0}, defaultdict[int, int](int)
+    values = EvaluationValues.read(HERE)
+    found = []
+    for rank in (0, 1):
+        values.put_back(objects=False)
+        right[rank] += 2
+        seen[rank] += 4
+        found.append(values.added(rank, 1))
+    values.put_back(objects=False)
+    values.add(total(found), 2)
+    assert (right, seen) == ({0: 2, 1: 1}, {0: 2, 1: 2})
+
+
 def test_what_was_added_is_told_of_numbers_and_elements_and_not_of_flags() -> None:
     count, part, flag, text, sums, same = 1, 0.5, True, "a", torch.zeros(2), 4
     values = EvaluationValues.read(HERE)

@@ -263,6 +263,24 @@ def test_a_newcomer_gets_what_has_come_to_a_dict() -> None:
     assert (counts, history) == ({"steps": 7, "micro": 6}, {"loss": [5, 6]})
 
 
+def test_whole_numbers_are_keys_too() -> None:
+    """And a text of digits is another key."""
+    seen, texts, state = {1: 5}, dict[str, int](), dict[int, Any]()
+    handed_out = FrameValues.read(HERE)
+    seen[1] += 1
+    seen[-2] = texts["3"] = 1
+    state[4] = {"a": 1}
+    handed_out.put_back(objects=True)
+    assert (seen, texts, state) == ({1: 5}, {}, {4: {"a": 1}})
+
+    others: dict[str, Any] = {}
+    for name, keys in (("seen", (1, 3)), ("texts", ("3", "a")), ("state", (7,))):
+        at = next(place for place in handed_out._dicts if place.name == name)
+        others.update({at.under(key).text: 9 for key in keys})
+    handed_out.become(json.loads(json.dumps(others)))
+    assert (seen, texts, state) == ({1: 9, 3: 9}, {"3": 9, "a": 9}, {4: {"a": 1}, 7: 9})
+
+
 def test_modules_and_objects_of_libraries_are_left_alone() -> None:
     layer, path = torch.nn.Linear(2, 2), unknown(Path("a"))
     values = FrameValues.read(HERE)
