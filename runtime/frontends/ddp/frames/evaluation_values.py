@@ -55,11 +55,13 @@ class EvaluationValues(FrameValues):
         return {**self._numbers(now, rank), **self._elements(now), **self._entries(now, batches)}
 
     def _bear_anew(self) -> None:
-        """What has come to a dict is as if the dict had had it before."""
-        for place, (owner, keys) in self._dicts.items():
+        """What has come to a dict, and a number that has come as an attribute, is as if it had been there before."""
+        for place, (owner, keys) in {**self._dicts, **self._attributes}.items():
             for key, value in born(owner, keys):
                 if is_number(value):
                     self._plain[place.under(key)] = 0
+                elif place in self._attributes:
+                    continue
                 elif type(value) is list:
                     self._lists[place.under(key)] = Listed(value, 0)
                 elif type(value) is torch.Tensor and value.numel() <= TENSOR_MAX:

@@ -22,7 +22,16 @@ import numpy as np
 import torch
 
 from runtime.frontends.ddp import mistakes
-from runtime.frontends.ddp.frames.places import CODE, KEYS, OBJECTS_MAX, ScriptFrames, ValuePlace, is_dict, is_whole
+from runtime.frontends.ddp.frames.places import (
+    CODE,
+    DEPTH_MAX,
+    KEYS,
+    OBJECTS_MAX,
+    ScriptFrames,
+    ValuePlace,
+    is_dict,
+    is_whole,
+)
 from runtime.recovery.state.change_detection import version_of
 
 Plain: TypeAlias = int | float | bool | str | enum.Enum | None
@@ -88,6 +97,8 @@ class FrameValues:
         self._tensors: dict[ValuePlace, tuple[torch.Tensor, torch.Tensor]] = {}
         self._dicts: dict[ValuePlace, tuple[dict[Any, Any], set[Any]]] = {}
         """Short dicts, and the keys that they had."""
+        self._attributes: dict[ValuePlace, tuple[dict[Any, Any], set[Any]]] = {}
+        """Attributes of objects, and the names that they had."""
         self._other: dict[ValuePlace, weakref.ref[Any] | None] = {}
         """Where something else is, and what; None: a reference to it would keep it alive."""
         self._long: dict[ValuePlace, tuple[torch.Tensor, int]] = {}
@@ -110,6 +121,8 @@ class FrameValues:
                     found._long[place] = (value, version_of(value))
                 if is_dict(value) and len(value) <= OBJECTS_MAX:
                     found._dicts[place] = (value, set(value))
+                elif len(place.path) < DEPTH_MAX and frames.is_followed(value) and hasattr(value, "__dict__"):
+                    found._attributes[place] = (vars(value), set(vars(value)))
             elif isinstance(value, list | deque):
                 found._lists[place] = Listed(value)
             elif isinstance(value, torch.Tensor):
@@ -145,10 +158,11 @@ class FrameValues:
         return found
 
     def put_back(self, *, objects: bool) -> None:
-        """Put every value back as it was then. Names that have come since stay, but for plain values in dicts.
+        """Put every value back as it was then. Names that have come since stay, but for plain values in dicts,
+        and in attributes.
 
-        objects: also where an object has come in the place of a number, a string or None, or one object in the place
-        of another, and both were there then: two names that swap their objects, say.
+        objects: also where an object has come in the place of a number, a string or None; one object in the place of
+        another, and both were there then, as where two names swap their objects; and as far as attributes have come.
         """
         now = FrameValues.read(self._frames)
         wanted: dict[ValuePlace, object] = {
@@ -166,6 +180,12 @@ class FrameValues:
         for owner, keys in self._dicts.values():
             for key in [key for key, value in born(owner, keys) if _looked_at(value)]:
                 del owner[key]
+        for owner, keys in self._attributes.values() if objects else ():
+            come = born(owner, keys)
+            # Behind `if not hasattr(self, "file"):` others may come, which are not made anew if the object stays.
+            if all(_looked_at(value) or isinstance(value, torch.Tensor | dict | tuple) for _, value in come):
+                for key in [key for key, value in come if _looked_at(value)]:
+                    del owner[key]
         for place, (tensor, before) in self._tensors.items():
             if not torch.equal(tensor, before):
                 fill(tensor, before)
@@ -237,8 +257,9 @@ class FrameValues:
         self._frames.write(wanted)
 
     def _bear(self, others: Mapping[str, Held]) -> None:
-        """A member's dicts have had keys here that those of this worker get later, or have got since."""
-        for place, (owner, keys) in self._dicts.items():
+        """A member's dicts have had keys here that those of this worker get later, or have got since, and its objects
+        attributes."""
+        for place, (owner, keys) in {**self._dicts, **self._attributes}.items():
             for name in others:
                 text, value = name.removeprefix(f"{place.text}."), others[name]
                 key = _key(text)

@@ -51,6 +51,29 @@ def test_numbers_by_class_are_shared_out() -> None:
     assert (right, seen) == ({0: 2, 1: 1}, {0: 2, 1: 2})
 
 
+class Late:
+    mode: str
+
+    def update(self) -> None:
+        if not hasattr(self, "count"):
+            self.count, self.shape, self.mode = 0, [2, 3], "test"
+        self.count += 2
+
+
+def test_what_has_come_as_an_attribute_is_shared_out() -> None:
+    late = Late()
+    values = EvaluationValues.read(HERE)
+    found = []
+    for rank in (0, 1):
+        values.put_back(objects=False)
+        late.update()
+        late.update()
+        found.append(values.added(rank, 1))
+    values.put_back(objects=False)
+    values.add(total(found), 2)
+    assert (late.count, late.shape, late.mode) == (4, [2, 3], "test")
+
+
 def test_what_was_added_is_told_of_numbers_and_elements_and_not_of_flags() -> None:
     count, part, flag, text, sums, same = 1, 0.5, True, "a", torch.zeros(2), 4
     values = EvaluationValues.read(HERE)

@@ -263,6 +263,45 @@ def test_a_newcomer_gets_what_has_come_to_a_dict() -> None:
     assert (counts, history) == ({"steps": 7, "micro": 6}, {"loss": [5, 6]})
 
 
+class Late:
+    """Makes its attributes when they are needed first."""
+
+    def update(self) -> None:
+        if not hasattr(self, "count"):
+            self.count, self.seen, self.batch = 0, list[int](), (torch.zeros(100),)
+        self.count += 1
+        self.seen.append(self.count)
+
+
+def test_plain_values_that_have_come_as_attributes_are_taken_out() -> None:
+    late, other, opened = Late(), Late(), unknown(Late())
+    other.update()
+    values = FrameValues.read(HERE)
+    late.update()
+    other.update()
+    opened.file, opened.length = Meter(), 3
+    values.put_back(objects=False)
+    assert (late.count, other.count) == (1, 1)
+    values.put_back(objects=True)
+    assert list(vars(late)) == ["batch"]
+    assert list(vars(opened)) == ["file", "length"]
+    assert (other.count, other.seen) == (1, [1])
+
+
+def test_a_newcomer_gets_what_has_come_as_an_attribute() -> None:
+    late, others = Late(), dict[str, Any]()
+    handed_out = FrameValues.read(HERE)
+    at = next(place for place in handed_out._attributes if place.name == "late")
+    others.update({at.under("count").text: 7, at.under("seen").text: [6, 7]})
+    met = FrameValues.read(HERE)
+    late.update()
+    met.become(others)
+    handed_out.rebase(others, met)
+    assert (late.count, late.seen) == (8, [6, 7, 1])
+    handed_out.put_back(objects=True)
+    assert (late.count, late.seen) == (7, [6, 7])
+
+
 def test_whole_numbers_are_keys_too() -> None:
     """And a text of digits is another key."""
     seen, texts, state = {1: 5}, dict[str, int](), dict[int, Any]()
