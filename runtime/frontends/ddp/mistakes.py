@@ -108,7 +108,8 @@ def collected(what: str) -> errors.NotInPlace:
     return not_in_place(
         f"{what}, over the batches of a DistributedSampler in an evaluation,",
         "Each worker has the batches of its own ranks there. Numbers, short tensors, and lists that get one number a "
-        "batch become what all ranks have together, behind a `for` loop: add up in it. Or evaluate all batches in each "
+        "batch become what all ranks have together, behind a `for` loop: add up in it, and begin with math.inf or "
+        "-math.inf for the lowest or the highest number. Or evaluate all batches in each "
         "worker, with a DataLoader without a DistributedSampler.",
     )
 

@@ -151,10 +151,14 @@ class Evaluations:
             begin, fresh = int(not fresh and rank == done), True
             yield from source.of_rank(rank, begin)
 
+        def added(rank: int) -> dict[str, float]:
+            start.check_longer()
+            return start.added(rank, len(source))
+
         if not script.begun:
             for rank in range(script.ranks):
                 yield from turn(rank)
-                found.append(start.added(rank, len(source)))
+                found.append(added(rank))
         else:
             training = script.training
             self.running = True
@@ -163,7 +167,7 @@ class Evaluations:
 
             def said(rank: int) -> Partial:
                 leaf = empty_leaf(rank)
-                leaf.scalars = {name: ("sum", value, 0.0) for name, value in start.added(rank, len(source)).items()}
+                leaf.scalars = {name: ("sum", value, 0.0) for name, value in added(rank).items()}
                 return leaf
 
             for rank in training.calls.in_turns(self.op(), said, results):

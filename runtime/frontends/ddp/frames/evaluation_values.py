@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from runtime.frontends.ddp import mistakes
-from runtime.frontends.ddp.frames.places import ScriptFrames, ValuePlace
+from runtime.frontends.ddp.frames.places import MODELS, ScriptFrames, ValuePlace
 from runtime.frontends.ddp.frames.plain_values import TENSOR_MAX, FrameValues, Listed, born, is_number, item, same
 from runtime.recovery.state.change_detection import version_of
 
@@ -45,9 +45,11 @@ class EvaluationValues(FrameValues):
         - place -> what was added to a number, or to an element of a tensor;
         - `lowest` or `highest`, rank and place -> the new value of a number that was infinite. The name has the rank,
           so that it is not added to the values of other ranks;
+          A number that has come in the place of None is both, as all ranks must have the same;
+        - place -> 1 for a flag, or for an element of a tensor of flags, that was changed;
         - index, kind and place -> an entry of a list that has got a number for each batch.
 
-        A number may have become a tensor. Bools are not added up. Raises NotInPlace for values that cannot be added up
+        A number may have become a tensor. Raises NotInPlace for values that cannot be added up
         in this way: other lists, and tensors that are too long.
         """
         now = FrameValues.read(self._frames)
@@ -74,6 +76,15 @@ class EvaluationValues(FrameValues):
         found: dict[str, float] = {}
         for place, was in self._plain.items():
             here = now._at(place)
+            if type(was) is bool:
+                if _flag(here) is not was and _flag(here) is not None:
+                    found[place.text] = 1.0
+                continue
+            if was is None:
+                # In a model it is left alone: forward() keeps a loss there.
+                if place.frame != MODELS and (is_number(here) or (not place.path and _is_one_number(here))):
+                    found |= {f"{extreme}{rank} {place.text}": float(item(here)) for extreme in (LOWEST, HIGHEST)}
+                continue
             scalar = isinstance(here, torch.Tensor) and here.numel() == 1
             if is_number(was) and isinstance(here, torch.Tensor | np.number) and (scalar or is_number(here)):
                 self._grown[place.text] = here.dtype
@@ -93,7 +104,7 @@ class EvaluationValues(FrameValues):
         for place, (tensor, before) in self._tensors.items():
             # A longer one that has come under the same name is a batch, or made of it.
             here = now._at(place) if tensor.numel() <= TENSOR_MAX else tensor
-            if not isinstance(here, torch.Tensor) or here.shape != before.shape or before.dtype == torch.bool:
+            if not isinstance(here, torch.Tensor) or here.shape != before.shape:
                 continue
             if id(tensor) not in seen and not torch.equal(here, before):
                 differences = (here.double() - before.double()).reshape(-1).tolist()
@@ -123,11 +134,21 @@ class EvaluationValues(FrameValues):
                 found[f"{index}-th {kind} in {place.text}"] = float(entry)
         return found
 
+    def check_longer(self) -> None:
+        """Raise NotInPlace for a tensor that had no elements and has got some: each worker has others there."""
+        empty = [place for place, (_, before) in self._tensors.items() if before.numel() == 0]
+        now = FrameValues.read(self._frames) if empty else self
+        for place in empty:
+            here = now._long.get(place, (now._at(place),))[0]
+            if isinstance(here, torch.Tensor) and here.numel() > 0:
+                raise mistakes.collected(f"{place.spelling}, a tensor that gets longer")
+
     def add(self, totals: Mapping[str, float], ranks: int) -> None:
         """Add to each number, tensor and list what all ranks have added to it, divided by the number of ranks; a number
         that was infinite becomes the lowest or highest of the ranks. Called when the values are those of this moment.
 
-        A whole number becomes a fraction if need be, and a tensor of whole numbers another tensor.
+        A whole number becomes a fraction if need be, and a tensor of whole numbers another tensor. Raises NotInPlace
+        for a number that has come in the place of None, if the ranks have different ones.
         """
         self._frames.write({**self._added_numbers(totals, ranks), **self._added_tensors(totals, ranks)})
         lists: dict[str, dict[int, Any]] = {}
@@ -146,7 +167,13 @@ class EvaluationValues(FrameValues):
             if isinstance(here, np.number):
                 self._grown.setdefault(place.text, here.dtype)
                 here = here.item()
-            if not isinstance(here, int | float):
+            if here is None and (lowest := totals.get(LOWEST + place.text)) is not None:
+                if lowest != totals.get(HIGHEST + place.text):
+                    raise mistakes.collected(f"{place.spelling}, None that becomes a number of a rank's batches")
+                wanted[place] = int(lowest) if lowest.is_integer() else lowest
+            if type(here) is bool and totals.get(place.text):
+                wanted[place] = not here
+            if type(here) is bool or not isinstance(here, int | float):
                 continue
             kind = self._grown.get(place.text)
             for extreme in (LOWEST, HIGHEST):
@@ -163,7 +190,9 @@ class EvaluationValues(FrameValues):
         for place, (tensor, _) in self._tensors.items():
             found = [totals.get(f"{place.text} {number}", 0.0) for number in range(tensor.numel())]
             shares = (torch.tensor(found, dtype=torch.float64) / ranks).reshape(tensor.shape).to(tensor.device)
-            if shares.any() and not tensor.is_floating_point() and (shares != shares.round()).any():
+            if shares.any() and tensor.dtype == torch.bool:
+                tensor.logical_xor_(shares != 0)
+            elif shares.any() and not tensor.is_floating_point() and (shares != shares.round()).any():
                 fractions[id(tensor)] = tensor + shares
             elif shares.any():
                 with torch.no_grad():
@@ -195,6 +224,13 @@ def _share(total: float, ranks: int, *, whole: bool) -> float:
 
 def _is_one_number(entry: object) -> bool:
     return is_number(entry) or (type(entry) is torch.Tensor and entry.numel() == 1 and entry.dtype != torch.bool)
+
+
+def _flag(here: object) -> bool | None:
+    """None: it is none."""
+    if isinstance(here, torch.Tensor) and here.dtype == torch.bool and here.numel() == 1:
+        return bool(here.item())
+    return here if isinstance(here, bool) else None
 
 
 def _as(kind: torch.dtype | np.dtype[Any] | None, value: Any, *, whole: bool = True) -> Any:

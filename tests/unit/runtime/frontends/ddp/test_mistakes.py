@@ -1122,6 +1122,35 @@ def evaluated_by_extremes() -> None:
     assert (lowest, highest) == (5.0, -19.0)
 
 
+def evaluated_in_a_flag() -> None:
+    setup = trained()
+    bad = good = False
+    with torch.no_grad():
+        for _x, y in setup.test_loader:
+            bad = bad or y.max().item() == 31.0
+            if y.min() < 0:
+                good = True
+    tell("flags", (bad, good))
+    assert (bad, good) == (True, False)
+
+
+def evaluated_instead_of_none() -> None:
+    setup = trained()
+    worst: float | None = None
+    with torch.no_grad():
+        for _x, y in setup.test_loader:
+            if worst is None or y.max().item() > worst:
+                worst = y.max().item()
+
+
+def evaluated_in_a_longer_tensor() -> None:
+    setup = trained()
+    outputs = torch.tensor([])
+    with torch.no_grad():
+        for x, _y in setup.test_loader:
+            outputs = torch.cat([outputs, setup.model(x)])
+
+
 def evaluated_in_a_list() -> None:
     setup = trained()
     means = []
@@ -1645,6 +1674,16 @@ STOPPED: dict[str, tuple[Main, type[BaseException], str]] = {
         NotInPlace,
         "right in .*, a list that gets other things than one number a batch",
     ),
+    "an evaluation in which a number takes the place of None": (
+        evaluated_instead_of_none,
+        NotInPlace,
+        "worst in .*, None that becomes a number of a rank's batches,",
+    ),
+    "an evaluation that makes a tensor longer": (
+        evaluated_in_a_longer_tensor,
+        NotInPlace,
+        "outputs in .*, a tensor that gets longer,",
+    ),
     "a gradient of the step before": (gradients_never_dropped, StrayGradient, "zero_grad"),
     "an optimizer made late": (optimizer_made_late, ConfigError, "make it before the first epoch"),
     "a scheduler made late": (scheduler_made_late, ConfigError, "make it before the first epoch"),
@@ -1767,6 +1806,7 @@ TRAINS: dict[str, tuple[Main, int | None]] = {
     "an evaluation may add to a tensor of its caller": (evaluated_in_a_tensor_of_the_caller, None),
     "an evaluation may count in numbers of numpy": (evaluated_in_numpy, None),
     "an evaluation has the lowest and the highest of all ranks": (evaluated_by_extremes, None),
+    "an evaluation may have flags": (evaluated_in_a_flag, None),
     "an evaluation may keep one number a batch in a list": (evaluated_in_a_list, None),
     "an evaluation in the loop has the sum of all batches": (evaluated_in_the_loop, None),
     "batch norm of an average may learn from a plain loader": (statistics_of_an_average(False), BATCHES),

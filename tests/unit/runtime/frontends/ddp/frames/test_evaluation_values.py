@@ -74,14 +74,60 @@ def test_what_has_come_as_an_attribute_is_shared_out() -> None:
     assert (late.count, late.shape, late.mode) == (4, [2, 3], "test")
 
 
-def test_what_was_added_is_told_of_numbers_and_elements_and_not_of_flags() -> None:
+def test_a_flag_is_changed_if_a_rank_has_changed_it() -> None:
+    bad, good, kept, mask = unknown(False), unknown(True), unknown(False), torch.tensor([False, True])
+    values = EvaluationValues.read(HERE)
+    found = []
+    for rank in (0, 1, 2):
+        values.put_back(objects=False)
+        bad = bad or torch.tensor(rank == 1)
+        good = good and rank == 2
+        mask = mask | torch.tensor([rank > 0, True])
+        found.append(values.added(rank, 1))
+    values.put_back(objects=False)
+    values.add(json.loads(json.dumps(total(found))), 3)
+    assert (bad, good, kept, mask.tolist()) == (True, False, False, [True, True])
+
+
+def test_a_number_that_was_none_is_shared_if_all_ranks_have_the_same() -> None:
+    size, worst, layer = unknown(None), unknown(None), unknown(None)
+    values = EvaluationValues.read(HERE)
+    size, layer = 32, torch.nn.Linear(2, 2)
+    same = [values.added(rank, 1) for rank in (0, 1)]
+    values.put_back(objects=False)
+    values.add(total(same), 2)
+    assert (size, type(size), worst) == (32, int, None)
+    size, found = None, []
+    for rank in (0, 1):
+        values.put_back(objects=False)
+        worst = torch.tensor(0.5 + rank)
+        found.append(values.added(rank, 1))
+    values.put_back(objects=False)
+    with pytest.raises(NotInPlace, match=r"^worst in .*, None that becomes a number of a rank's .*with math.inf"):
+        values.add(total(found), 2)
+    assert isinstance(layer, torch.nn.Linear)
+
+
+@pytest.mark.parametrize("length", [2, 200])
+def test_a_tensor_that_gets_longer_is_named(length: int) -> None:
+    outputs, batch = torch.tensor([]), unknown(torch.zeros(2))
+    values = EvaluationValues.read(HERE)
+    batch = torch.ones(3)
+    values.check_longer()
+    outputs = torch.cat([outputs, torch.zeros(length)])
+    with pytest.raises(NotInPlace, match=r"^outputs in .*, a tensor that gets longer,"):
+        values.check_longer()
+    assert batch.sum() == 3
+
+
+def test_what_was_added_is_told_of_numbers_and_elements_and_flags() -> None:
     count, part, flag, text, sums, same = 1, 0.5, True, "a", torch.zeros(2), 4
     values = EvaluationValues.read(HERE)
     count, part, flag, text, same = count + 2, part - 0.25, False, "b", same + 0
     sums[1] += 3
     told = values.added(0, 1)
     added = {name.rpartition(" ")[2] if "sums" not in name else name[-6:]: value for name, value in told.items()}
-    assert added == {"count": 2.0, "part": -0.25, "sums 1": 3.0}
+    assert added == {"count": 2.0, "part": -0.25, "sums 1": 3.0, "flag": 1.0}
     assert (flag, text) == (False, "b")
 
 
@@ -211,7 +257,10 @@ def test_a_tensor_of_flags_may_change_in_an_evaluation() -> None:
     seen = torch.zeros(3, dtype=torch.bool)
     values = EvaluationValues.read(HERE)
     seen[0] = True
-    assert not any("seen" in name for name in values.added(0, 1))
+    found = values.added(0, 1)
+    values.put_back(objects=False)
+    values.add(found, 4)
+    assert seen.tolist() == [True, False, False]
 
 
 def test_a_number_that_began_at_infinity_becomes_the_lowest_or_highest_of_all_ranks() -> None:
