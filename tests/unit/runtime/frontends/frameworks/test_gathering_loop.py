@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -96,7 +97,7 @@ class Log:
     """What the workers have found, in an object that elastic does not follow."""
 
     def __init__(self) -> None:
-        self.rows: dict[int, list[Any]] = {}
+        self.rows: UserDict[int, list[Any]] = UserDict()
 
     def __call__(self, row: Any) -> None:
         self.rows.setdefault(id(RankScript.running()), []).append(row)
