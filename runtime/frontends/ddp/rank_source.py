@@ -41,7 +41,7 @@ class Position:
         self.batch, self.stale, self.copied = state["batch"], state.get("stale", []), True
         self.values = {}
         for name, value in state["values"].items():
-            with contextlib.suppress(AttributeError):
+            with contextlib.suppress(AttributeError):  # an Enum of a function is another class in each process
                 self.values[name] = _unpacked(value)
 
 

@@ -141,8 +141,10 @@ class CallbackTensors:
         """copies: callbacks are called between two batches of a step."""
         self._copies = copies
         self._first: dict[Key, _Mark] = {}
-        """Of callbacks that have not changed."""
+        """What the tensors of each callback were when the first step was handed out, for callbacks whose tensors have
+        not changed since."""
         self._changed: set[Key] = set()
+        """Callbacks whose tensors have changed since, or were loaded."""
         self._noted: list[tuple[Key, Told, _Mark]] = []
         self._quiet: set[Key] = set()
         """Callbacks that were seen to do nothing before the gradients."""

@@ -29,7 +29,7 @@ OBJECTS_MAX = 64
 _COLLECTIONS: Any = (dict, list, tuple)
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
 KEYS: Collection[type] = (int, str)
-"""Of the keys of dicts whose values are followed."""
+"""A value in a dict is followed if its key has one of these types."""
 _OF_OPTIMIZERS = frozenset({"param_groups", "state", "defaults"})
 """What the job keeps of each optimizer. A copy of it, in an optimizer of the script's own class, would have other
 parameters than the model."""
