@@ -23,7 +23,7 @@ def strike(scene: Scene, planned: Planned, *, leader: bool = False, freeze: bool
     etcd = scene.on_nodes().cluster.etcd
     if scene.lasts_already(planned):
         raise NotNow("another member of etcd is away")
-    number = _chosen(scene, planned, etcd, leader)
+    number = chosen(scene, planned, etcd, leader=leader)
 
     def blow() -> End:
         if freeze:
@@ -34,7 +34,8 @@ def strike(scene: Scene, planned: Planned, *, leader: bool = False, freeze: bool
     scene.lasting(planned, etcd.names[number], blow, pid=etcd.pid(number))
 
 
-def _chosen(scene: Scene, planned: Planned, etcd: EtcdMembers, leader: bool) -> int:
+def chosen(scene: Scene, planned: Planned, etcd: EtcdMembers, *, leader: bool) -> int:
+    """The number of a member: of any, or of the leading one. Raises NotNow if no member leads."""
     if not leader:
         return scene.victims.dice(planned).randrange(len(etcd.names))
     try:

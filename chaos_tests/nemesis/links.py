@@ -9,6 +9,7 @@ from contextlib import ExitStack
 
 from chaos_tests.cluster import OUTSIDE, Network, Roughness
 from chaos_tests.cluster.cluster_job import NodesJob
+from chaos_tests.nemesis.etcd_members import chosen
 from chaos_tests.nemesis.nodes import leading, some_node
 from chaos_tests.nemesis.scene import NotNow, Scene
 from chaos_tests.nemesis.signals import End, Impossible
@@ -46,6 +47,17 @@ def cut_leader(scene: Scene, planned: Planned) -> None:
     job, _ = _network(scene)
     leader = leading(scene)
     _cut(scene, planned, [leader], list(job.cluster.etcd.names), [], f"the leader {leader} from etcd")
+
+
+def cut_etcd_peers(scene: Scene, planned: Planned) -> None:
+    """The member of etcd that leads, from the other members; all others reach it, and get no answer from it."""
+    job, _ = _network(scene)
+    if scene.lasts_already(planned):
+        raise NotNow("another member of etcd is cut off")
+    etcd = job.cluster.etcd
+    member = etcd.names[chosen(scene, planned, etcd, leader=True)]
+    others = [name for name in etcd.names if name != member]
+    _cut(scene, planned, [member], others, [], f"{member}, which led, from the other members of etcd")
 
 
 def _cut(

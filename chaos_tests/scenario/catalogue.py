@@ -55,6 +55,7 @@ _freeze_service = partial(
 )
 _ask_etcd = partial(Fault, by="machine.ask_etcd", ground=Ground.MACHINE, presets={"etcd": 1})
 _on_links = partial(Fault, ground=Ground.NETWORK)
+_cut_control_plane = partial(_on_links, for_s=8.0, stops_service=True)
 _end_node = partial(Fault, by="nodes.end_node", effect=Effect.ENDS, ground=Ground.CLUSTER, presets={"spot": 1})
 _leave = partial(Fault, effect=Effect.LEAVES, ground=Ground.CLUSTER, stalls=False)
 _notice = partial(_leave, by="nodes.notice_node", for_s=20.0, presets={"spot": 1})
@@ -330,19 +331,20 @@ ROWS = (
         for_s=8.0,
         given={"one_way": True},
     ),
-    _on_links(
+    _cut_control_plane(
         "cut-control",
         "a node reaches its peers, and nobody who decides: nobody is lost",
         by="links.cut_control",
-        for_s=8.0,
-        stops_service=True,
     ),
-    _on_links(
+    _cut_control_plane(
         "cut-etcd",
         "the replica that leads does not reach etcd, and another one leads",
         by="links.cut_leader",
-        for_s=8.0,
-        stops_service=True,
+    ),
+    _cut_control_plane(
+        "cut-etcd-peers",
+        "the member of etcd that leads does not reach the other members, and all others reach it",
+        by="links.cut_etcd_peers",
     ),
     _on_links(
         "delay-node",

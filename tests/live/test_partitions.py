@@ -78,6 +78,22 @@ def test_what_is_cut_off_from_the_control_plane_alone_stays(fleet: Fleet, networ
     fleet.finish(job, quiet.digest, quiet.steps)
 
 
+def test_a_member_of_etcd_that_reaches_no_other_one_holds_no_recovery_up(
+    fleet: Fleet, network: Network, quiet: Quiet
+) -> None:
+    """Replicas reach it all the time; only from the others do they get an answer."""
+    fleet.pace(0.1)
+    job = fleet.train("severed")
+    fleet.await_members(job, "a.0.0", "b.0.0", "c.0.0")
+    member = ETCD[fleet.etcd.leader()]
+    network.cut([member], [name for name in ETCD if name != member])
+    fleet.kill_worker(job, "b.0.0")
+    fleet.await_slots(job, "a.0", "b.0", "c.0", gone="b.0.0")
+    fleet.await_more_steps(job, 5)
+    network.heal()
+    fleet.finish(job, quiet.digest, quiet.steps)
+
+
 def test_a_minority_is_expelled_and_comes_back_and_a_link_between_two_is_found(
     fleet: Fleet, network: Network, quiet: Quiet
 ) -> None:

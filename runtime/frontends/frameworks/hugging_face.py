@@ -163,7 +163,9 @@ class TrainerLoop:
             self._rows.append({name: value.item() if hasattr(value, "item") else value for name, value in row.items()})
         state["log_history"] = list(self._rows)
         callbacks = trainer_callbacks.kept(trainer.callback_handler.callbacks, trainer_callbacks.reader(trainer))
-        for row, long in zip(callbacks, self._long.note(trainer_callbacks.long_of(callbacks)), strict=True):
+        for row, long in zip(
+            callbacks, self._long.note(trainer_callbacks.long_of(callbacks), trainer.model), strict=True
+        ):
             row[2] = long
         return {
             "state": state,

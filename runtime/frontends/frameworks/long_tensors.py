@@ -1,5 +1,6 @@
 """What a callback keeps that plain_state.plain_attributes leaves out: modules, such as an average of the weights or a
-reference model that follows them; lists and dictionaries with long tensors; and objects of a user's own with such.
+reference model that follows them; lists and dictionaries with long tensors; and objects of a user's own with such. Of
+a sharded tensor (DTensor) the shard of this process stands for it.
 
 What has not changed since training began is not told: each process has made it by itself, as it has its data.
 """
@@ -17,7 +18,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from elastic.errors import ConfigError
-from runtime.frontends.frameworks.plain_state import is_plain, plain_attributes
+from runtime.frontends.frameworks.plain_state import ANY_LENGTH, is_plain, plain_attributes
 
 LIBRARIES = frozenset(
     (
@@ -26,7 +27,6 @@ LIBRARIES = frozenset(
     )
 )
 """Packages of objects whose attributes are not looked at."""
-ANY_LENGTH = 1 << 62
 SAMPLE = 8
 """Elements of a tensor whose values are looked at: a change through `.data` leaves the version as it is."""
 
@@ -35,6 +35,9 @@ Told = dict[str, dict[str, Any]]
 NOTHING: Told = {"values": {}, "modules": {}, "objects": {}}
 
 Key = tuple[str, int]
+Path = tuple[str, ...]
+"""Of an attribute with tensors: ("values" or "modules", name), in an object behind ("objects", name of the object)."""
+Place = tuple[Key, Path]
 Samples = Mapping[Any, torch.Tensor]
 
 
@@ -50,7 +53,8 @@ def numbered(entries: Iterable[tuple[str, Any]]) -> list[tuple[Key, Any]]:
 
 def addresses(model: nn.Module) -> set[int]:
     """Where its tensors lie."""
-    return {tensor.data_ptr() for tensor in chain(model.parameters(), model.buffers()) if is_strided(tensor)}
+    found = map(_shard, chain(model.parameters(), model.buffers()))
+    return {tensor.data_ptr() for tensor in found if is_strided(tensor)}
 
 
 def is_strided(thing: Any) -> bool:
@@ -100,9 +104,9 @@ class CallbackReader:
         for name, value in list(vars(owner).items()):
             if isinstance(value, nn.Module):
                 if not self._is_apart(value):
-                    tensors = {key: tensor.detach() for key, tensor in _named(value) if self._is_own(tensor)}
+                    tensors = {key: shard.detach() for key, shard in _named(value) if self._is_own(shard)}
                     found["modules"].update({name: tensors} if tensors else {})
-            elif _is_long(value) and all(map(self._is_own, _tensors(value))):
+            elif _is_long(value) and all(self._is_own(_shard(tensor)) for tensor in _tensors(value)):
                 found["values"][name] = _by_reference(value)
         return found
 
@@ -121,8 +125,8 @@ class CallbackReader:
 class _Mark:
     """What tensors were at a moment."""
 
-    def __init__(self, told: Told) -> None:
-        tensors = list(_all_tensors(told))
+    def __init__(self, every: Iterable[torch.Tensor]) -> None:
+        tensors = list(every)
         self._places = [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
         self._samples = samples(tensors)
 
@@ -137,41 +141,69 @@ class CallbackTensors:
     Those of a callback that does nothing there are told without a copy: others copy them with the weights.
     """
 
-    def __init__(self, *, copies: bool = False) -> None:
-        """copies: callbacks are called between two batches of a step."""
+    def __init__(self, *, copies: bool = False, behind: bool = False) -> None:
+        """copies: callbacks are called between two batches of a step. behind: tensors are noted when training begins
+        and then behind each step, and are copied by the caller."""
         self._copies = copies
-        self._first: dict[Key, _Mark] = {}
-        """What the tensors of each callback were when the first step was handed out, for callbacks whose tensors have
-        not changed since."""
-        self._changed: set[Key] = set()
-        """Callbacks whose tensors have changed since, or were loaded."""
+        self._behind = behind
+        self._first: dict[Place, _Mark] = {}
+        """What the tensors were when they were noted first, but for those that have changed since."""
+        self._begun = False
+        self._new: set[Place] = set()
+        """Those that were not there when training began."""
+        self._changed: set[Place] = set()
+        """Tensors that have changed since, or were loaded."""
         self._noted: list[tuple[Key, Told, _Mark]] = []
         self._quiet: set[Key] = set()
         """Callbacks that were seen to do nothing before the gradients."""
         self._copied: set[Key] = set()
         """Callbacks that were seen to change tensors there."""
+        self.late = ""
+        """An attribute that is told and that put_back() cannot give to a callback whose training begins: a module, an
+        object or a sharded tensor that was not there then. "": there is none."""
 
-    def note(self, callbacks: Iterable[tuple[str, Told]]) -> list[Told]:
-        """A step is handed out. callbacks: the name of each, and what it keeps. Returns what others get."""
+    def note(self, callbacks: Iterable[tuple[str, Told]], model: nn.Module | None) -> list[Told]:
+        """A step is handed out. callbacks: the name of each, and what it keeps. model: that is trained. Returns what
+        others get."""
         self._noted, told = [], []
         for key, long in numbered(callbacks):
-            mark = _Mark(long)
-            if any(long.values()) and key not in self._changed and not self._first.setdefault(key, mark).is_of(mark):
-                self._changed.add(key)
-            if key in self._changed:
-                self._noted.append((key, long, mark))
-            told.append(NOTHING if key not in self._changed else long if key in self._quiet else deepcopy(long))
+            for path, tensors in _attributes(long):
+                if (place := (key, path)) not in self._changed and self._has_changed(place, tensors, model):
+                    self._changed.add(place)
+                    if place in self._new and (path[0] != "values" or _is_sharded(model)):
+                        self.late = self.late or f"{'.'.join(path[1::2])} of callback {key[0]}"
+            changed = _only(long, self._told_of(key))
+            if any(changed.values()):
+                self._noted.append((key, changed, _Mark(_all_tensors(changed))))
+            told.append(changed if self._behind or key in self._quiet else deepcopy(changed))
+        self._begun = True
         return told
+
+    def _has_changed(self, place: Place, tensors: list[torch.Tensor], model: nn.Module | None) -> bool:
+        """A module that a callback has made meanwhile is not the same in all processes if it is a copy of the model."""
+        mark = _Mark(tensors)
+        if place not in self._first and self._begun:
+            self._new.add(place)
+            if place[1][-2] == "values" or _is_copy(tensors, model):
+                return True
+        return not self._first.setdefault(place, mark).is_of(mark)
+
+    def _told_of(self, key: Key) -> set[Path]:
+        """What is told of a callback: if anything, then all of the objects that it has had from the beginning, as they
+        may count something beside their tensors."""
+        changed = {path for owner, path in self._changed if owner == key}
+        objects = {path for owner, path in self._first.keys() - self._new if owner == key and path[0] == "objects"}
+        return changed | objects if changed else changed
 
     def loaded(self, callbacks: Iterable[tuple[str, Told]]) -> None:
         """These have got what others kept."""
-        self._changed |= {key for key, long in numbered(callbacks) if any(long.values())}
+        self._changed |= {(key, path) for key, long in numbered(callbacks) for path, _ in _attributes(long)}
 
     def look(self) -> None:
         """The gradients are about to be computed. Raises ConfigError for a callback that changes tensors before them in
         this step, and has not in others."""
         for key, long, mark in self._noted if not self._copies else ():
-            if _Mark(long).is_of(mark):
+            if _Mark(_all_tensors(long)).is_of(mark):
                 self._quiet |= {key} - self._copied
             elif key not in self._quiet:
                 self._copied.add(key)
@@ -210,7 +242,13 @@ def differ(before: Samples, now: Samples) -> bool:
 
 
 def _named(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from chain(module.named_parameters(), module.named_buffers())
+    for name, tensor in chain(module.named_parameters(), module.named_buffers()):
+        yield name, _shard(tensor)
+
+
+def _shard(tensor: Any) -> Any:
+    """What this process has of a tensor."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -221,11 +259,47 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
+def _attributes(told: Told, path: Path = ()) -> Iterator[tuple[Path, list[torch.Tensor]]]:
+    """The attributes with tensors, and their tensors."""
+    for kind in ("values", "modules"):
+        for name, value in told[kind].items():
+            if tensors := list(_tensors(value)):
+                yield (*path, kind, name), tensors
+    for name, below in told["objects"].items():
+        yield from _attributes(below, (*path, "objects", name))
+
+
 def _all_tensors(told: Told) -> Iterator[torch.Tensor]:
-    yield from _tensors(told["values"])
-    yield from _tensors(told["modules"])
-    for below in told["objects"].values():
-        yield from _all_tensors(below)
+    for _, tensors in _attributes(told):
+        yield from tensors
+
+
+def _only(told: Told, paths: Collection[Path], path: Path = ()) -> Told:
+    """Those attributes alone; of an object with one of them also the numbers that it has beside its tensors."""
+    if not any(known[: len(path)] == path for known in paths):
+        return NOTHING
+    return {
+        "values": {
+            name: value
+            for name, value in told["values"].items()
+            if (*path, "values", name) in paths or not any(True for _ in _tensors(value))
+        },
+        "modules": {name: value for name, value in told["modules"].items() if (*path, "modules", name) in paths},
+        "objects": {
+            name: found
+            for name, below in told["objects"].items()
+            if any((found := _only(below, paths, (*path, "objects", name))).values())
+        },
+    }
+
+
+def _is_copy(tensors: list[torch.Tensor], model: nn.Module | None) -> bool:
+    """Whether a module has tensors of the same shapes as the model, in their order."""
+    return model is not None and [t.shape for t in tensors] == [t.shape for _, t in _named(model) if is_strided(t)]
+
+
+def _is_sharded(model: nn.Module | None) -> bool:
+    return model is not None and any(hasattr(parameter, "to_local") for parameter in model.parameters())
 
 
 def _is_long(value: object) -> bool:
@@ -234,14 +308,15 @@ def _is_long(value: object) -> bool:
 
 def _by_reference(value: Any) -> Any:
     """A copy of the lists and dictionaries, with the tensors themselves."""
-    return deepcopy(value, {id(tensor): tensor.detach() for tensor in _tensors(value)})
+    return deepcopy(value, {id(tensor): _shard(tensor).detach() for tensor in _tensors(value)})
 
 
 def _filled(here: Any, there: Any) -> Any:
     """The value of another process: in what is here where that has the same form, else a copy."""
     if isinstance(there, torch.Tensor) and isinstance(here, torch.Tensor):
-        if is_strided(here) and (here.shape, here.dtype) == (there.shape, there.dtype):
-            _copy_into(here, there)
+        shard = _shard(here)
+        if is_strided(shard) and (shard.shape, shard.dtype) == (there.shape, there.dtype):
+            _copy_into(shard, there)
             return here
         return there.to(here.device, copy=True)
     if type(there) is type(here) and isinstance(there, dict) and here.keys() == there.keys():

@@ -13,6 +13,8 @@ import torch
 DEPTH_MAX = 8
 ELEMENTS_MAX = 4096
 """A tensor with more elements is not plain: it is no counter and no average of scores."""
+ANY_LENGTH = 1 << 62
+"""With this limit of elements parameters and sharded tensors are plain, too."""
 VALUES_MAX = 20_000
 """An attribute with more values is data, which each process has by itself."""
 _DICTIONARIES = (dict, defaultdict, OrderedDict, Counter)
@@ -36,6 +38,8 @@ def _values(value: Any, depth: int, elements: int) -> int:
     if value is None or type(value) in (bool, int, float, str):
         return 1
     if type(value) is torch.Tensor and value.numel() <= elements:
+        return 1
+    if elements == ANY_LENGTH and (type(value) is torch.nn.Parameter or hasattr(value, "to_local")):
         return 1
     if type(value) not in (*_DICTIONARIES, list, tuple) or depth == 0 or len(value) > VALUES_MAX:
         return VALUES_MAX + 1

@@ -98,7 +98,7 @@ class KeptLightning:
         """The random numbers behind the step that was kept, until the loop goes on."""
         self._loader_random: dict[str, Any] | None = None
         """Those with which the loader of this epoch has begun."""
-        self._mid_epoch = False
+        self._mid_epoch = self._begun = False
         self._before: list[str] = []
         """Checkpoints that were there when the job began."""
         before = kept_before(NAME)
@@ -137,12 +137,18 @@ class KeptLightning:
     def state_dict(self) -> dict[str, Any]:
         if self._kept is None or self._state is None:
             return {}  # keep() asks before it fills it
+        loops = self._state.state_dict()
+        if self._state.long.late:
+            raise NotCarried(
+                f"{self._state.long.late} was made when training had begun, and could not be filled in the next round: "
+                "make it in __init__(), setup() or on_train_start()"
+            )
         return {
             "versions": json.dumps([vars(logger).get("_version") for logger in self.trainer.loggers]),
             "mid_epoch": self._mid_epoch,
             "before": self._before,
             "loader_random": self._loader_random,
-            "loops": self._state.state_dict(),
+            "loops": loops,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -170,8 +176,9 @@ class KeptLightning:
         if self._state is not None or trainer.state.fn != "fit":
             return
         self._before = parts.checkpoints_in(trainer.callbacks)
-        self._state = LightningState(trainer, self._csv, lambda: parts.metrics_of(trainer.lightning_module))
         objects = parts.objects_of(trainer.strategy, trainer)
+        metrics = functools.partial(parts.metrics_of, trainer.lightning_module)
+        self._state = LightningState(trainer, self._csv, metrics, list(objects.values()))
         self._kept = keep(**{**objects, NAME: self})
         self._random = RandomNumbers().state_dict() if self._found is not None else None
 
@@ -182,6 +189,9 @@ class KeptLightning:
         self._own["_setup_data"]()
 
     def _on_epoch_start(self) -> None:
+        if self._state is not None and not self._begun:  # what callbacks do from now on is told
+            self._begun = True
+            self._state.note()
         if (found := self._found) is not None and self._state is not None:
             self._state.put_back()
             self._state.found = None

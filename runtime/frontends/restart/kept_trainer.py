@@ -22,6 +22,8 @@ import torch
 
 from elastic.errors import ConfigError
 from runtime.data.random_state import RandomNumbers
+from runtime.frontends.frameworks import trainer_callbacks
+from runtime.frontends.frameworks.long_tensors import NOTHING, CallbackTensors, Key, Told, numbered, put_back
 from runtime.frontends.frameworks.plain_state import plain_attributes, set_attributes
 from runtime.recovery.kept.keep import KeptScript, is_kept, keep, kept_before
 from runtime.recovery.kept.place import KeptPlace
@@ -85,6 +87,9 @@ class KeptTrainer:
         """The global step behind which Trainer has logged, evaluated and saved."""
         self._over = False
         self._state = _StateJson()
+        self._long = CallbackTensors(behind=True)
+        self._told: list[Told] = []
+        """Modules and long tensors of each callback, behind the step that is kept."""
         for name in REPLACED:
             setattr(trainer, name, getattr(self, name))
 
@@ -94,7 +99,10 @@ class KeptTrainer:
         trainer = self._trainer
         if self._kept is None:
             return {}  # keep() asks before it fills it
-        callbacks = [[type(one).__name__, plain_attributes(one)] for one in trainer.callback_handler.callbacks]
+        callbacks = [
+            [type(one).__name__, plain_attributes(one), long]
+            for one, long in zip(trainer.callback_handler.callbacks, self._told, strict=True)
+        ]
         return {
             "state": self._state.json,
             "at": [self._epoch, self._in_epoch, self._over],
@@ -157,6 +165,7 @@ class KeptTrainer:
         def begun(*args: Any, **kwargs: Any) -> Any:
             trainer.callback_handler.on_train_begin = begin
             control = begin(*args, **kwargs)
+            self._note()
             self._restore()
             return control
 
@@ -173,10 +182,26 @@ class KeptTrainer:
         self._restore_callbacks(found)
 
     def _restore_callbacks(self, found: dict[str, Any]) -> None:
-        for one, (name, values) in zip(self._trainer.callback_handler.callbacks, found["callbacks"], strict=False):
-            if type(one).__name__ == name:
-                set_attributes(one, values)
+        """Trainer puts those that it makes anew from a snapshot behind the others, so they are found by their names. An
+        older version told no long tensors."""
+        here = dict(self._numbered())
+        rows = [(name, (values, *more)) for name, values, *more in found["callbacks"]]
+        for key, (values, *more) in numbered(rows):
+            if (callback := here.get(key)) is not None:
+                set_attributes(callback, values)
+                for long in more:
+                    put_back(callback, long, f"callback {key[0]}", strict=True)
+        self._long.loaded((name, more[1] if len(more) > 1 else NOTHING) for name, more in rows)
         set_attributes(self._trainer.control, found["control"])
+
+    def _numbered(self) -> list[tuple[Key, Any]]:
+        return numbered((type(one).__name__, one) for one in self._trainer.callback_handler.callbacks)
+
+    def _note(self) -> None:
+        """What callbacks keep besides tensors of the model, now."""
+        reader = trainer_callbacks.reader(self._trainer)
+        rows = ((type(one).__name__, reader.told(one)) for one in self._trainer.callback_handler.callbacks)
+        self._told = self._long.note(rows, self._trainer.model)
 
     def _run_epoch(self, **words: Any) -> Any:
         if self._found is not None:
@@ -209,6 +234,12 @@ class KeptTrainer:
             self._state.update(trainer.state)
         except TypeError as error:  # the same in all ranks, each of which has the whole log
             self._kept.turn_off(f"what Trainer's state or log has cannot be written as JSON: {error}")
+        self._note()
+        if self._long.late:
+            self._kept.turn_off(
+                f"{self._long.late} was made when training had begun, and could not be filled in the next round: make "
+                "it in __init__() or in on_train_begin()"
+            )
         self._kept.done()
 
 

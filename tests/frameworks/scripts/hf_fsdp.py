@@ -60,6 +60,17 @@ class Nap(TrainerCallback):
         time.sleep(pace())
 
 
+class Average(TrainerCallback):
+    """Of the weights, sharded as they are."""
+
+    def on_train_begin(self, args, state, control, model, **kwargs):
+        self.weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+    def on_step_end(self, args, state, control, model, **kwargs):
+        for name, weight in model.named_parameters():
+            self.weights[name].lerp_(weight.detach(), 0.1)
+
+
 def accuracy(prediction):
     return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
 
@@ -94,19 +105,20 @@ arguments = TrainingArguments(
     fsdp="full_shard auto_wrap",
     fsdp_config={"version": 2, "transformer_layer_cls_to_wrap": ["BertLayer"]},
 )
+average = Average()
 trainer = Trainer(
     model=BertForSequenceClassification(config),
     args=arguments,
     train_dataset=Halves(160, 0),
     eval_dataset=Halves(64, 1),
     compute_metrics=accuracy,
-    callbacks=[Nap()],
+    callbacks=[Nap(), average],
 )
 trainer.train()
 trainer.save_state()
 found = hashlib.sha256()
 moments = [value for state in trainer.optimizer.state.values() for value in state.values()]
-for tensor in (*trainer.model.state_dict().values(), *moments):
+for tensor in (*trainer.model.state_dict().values(), *moments, *average.weights.values()):
     whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     found.update(whole.detach().numpy().tobytes())
 if trainer.is_world_process_zero():

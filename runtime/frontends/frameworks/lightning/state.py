@@ -50,8 +50,8 @@ class LightningState:
         in_place: bool = False,
     ) -> None:
         """files: of its loggers. metrics: (path, metric) of each metric of torchmetrics in the LightningModule.
-        apart: modules of callbacks that are carried as such. in_place: steps are handed out, and newcomers have long
-        tensors of callbacks."""
+        apart: modules of callbacks that are carried as such. in_place: steps are handed out; else the state is asked
+        for behind a step, and copied by the caller."""
         self._trainer = trainer
         self._files = files
         self._metrics = metrics
@@ -63,16 +63,14 @@ class LightningState:
         """Checkpoints of Lightning's own that this job has written and not removed."""
         self.found: dict[str, Any] | None = None
         """What others, or an earlier run, had kept, until Lightning has set what it sets when it begins."""
-        self.long = CallbackTensors(copies=trainer.accumulate_grad_batches > 1) if in_place else None
+        self.long = CallbackTensors(copies=trainer.accumulate_grad_batches > 1, behind=not in_place)
         """Tensors that callbacks keep."""
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
         loop = trainer.fit_loop.epoch_loop
-        callbacks = [_of_callback(callback) for callback in trainer.callbacks]
-        if self.long is not None:
-            told = self.long.note(self._long_tensors())
-            callbacks = [[*row, long] for row, long in zip(callbacks, told, strict=True)]
+        told = self.note()
+        callbacks = [[*_of_callback(callback), long] for callback, long in zip(trainer.callbacks, told, strict=True)]
         return {
             "loops": trainer.fit_loop.state_dict(),
             "should_stop": trainer.should_stop,
@@ -91,6 +89,10 @@ class LightningState:
             "before": list(self.before),
             "written": list(self.written),
         }
+
+    def note(self) -> list[Told]:
+        """The long tensors of each callback that others need: those that have changed since this was called first."""
+        return self.long.note(self._long_tensors(), self._trainer.lightning_module)
 
     def _long_tensors(self) -> Iterator[tuple[str, Told]]:
         """(name, tensors) of each callback."""
@@ -127,10 +129,9 @@ class LightningState:
             set_attributes(callback, attributes)
             for told in long:  # an older version told none
                 put_back(callback, told, f"callback {type(callback).__qualname__}", strict=strict)
-        if self.long is not None:
-            names = (type(callback).__qualname__ for callback in trainer.callbacks)
-            rows = zip(names, found["callbacks"], strict=True)
-            self.long.loaded((name, row[2] if len(row) > 2 else NOTHING) for name, row in rows)
+        names = (type(callback).__qualname__ for callback in trainer.callbacks)
+        rows = zip(names, found["callbacks"], strict=True)
+        self.long.loaded((name, row[2] if len(row) > 2 else NOTHING) for name, row in rows)
         set_attributes(trainer.lightning_module, found["module"])
         if trainer.datamodule is not None:
             set_attributes(trainer.datamodule, found["data"])

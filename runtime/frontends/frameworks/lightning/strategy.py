@@ -306,7 +306,7 @@ class RankStrategy:
 
     def _shard(self, batches: list[Any], step: Step) -> None:
         """Compute the gradients of one rank in a step. batches: its micro-batches."""
-        if self._state is not None and self._state.long is not None and not self.loop.entered:
+        if self._state is not None and not self.loop.entered:
             self._state.long.look()
         module, ready = self._lightning_module, self._trainer.fit_loop.epoch_loop.batch_progress.current.ready
         first = ready if self._entering else ready - 1 - (ready - 1) % self._trainer.accumulate_grad_batches

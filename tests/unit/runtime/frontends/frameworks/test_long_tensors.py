@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from elastic.errors import ConfigError
 from runtime.frontends.frameworks import long_tensors, trainer_callbacks
@@ -31,7 +36,8 @@ class Keeps:
     def __init__(self, value: float, model: nn.Module | None = None) -> None:
         self.number = value
         self.module = nn.Linear(3, 2)
-        nn.init.constant_(self.module.weight, value)
+        for parameter in self.module.parameters():
+            nn.init.constant_(parameter, value)
         self.module.register_buffer("count", torch.tensor(int(value)))
         self.by_name: dict[str, Any] = {"vector": torch.full((LONG,), value), "step": int(value)}
         self.helper = Helper(value)
@@ -173,17 +179,21 @@ CHANGES: list[Callable[[Keeps], object]] = [
 ]
 
 
+def told_of(tensors: CallbackTensors, *callbacks: Any, model: nn.Module | None = None) -> long_tensors.Told:
+    """What is told of the last one of these, when a step is handed out."""
+    return tensors.note(trainer_callbacks.long_of(kept([*callbacks], model)), model)[-1]
+
+
 def noted(tensors: CallbackTensors, *callbacks: Keeps) -> tuple[str, Keeps]:
     """(how the last one of these is told, another callback that has got it), when a step is handed out."""
-    rows = kept([*callbacks])
-    name, plain, long = rows[-1]
-    told = tensors.note(trainer_callbacks.long_of(rows))[-1]
-    taker = Keeps(0.0)
+    ((name, plain, long),) = kept([callbacks[-1]])
+    told = told_of(tensors, *callbacks)
+    taker = Keeps(2.0)
     put_back([taker], [[name, plain, told]])
     if not any(told.values()):
         return "not", taker
-    places = [told["modules"]["module"]["weight"], long["modules"]["module"]["weight"]]
-    return "itself" if places[0].data_ptr() == places[1].data_ptr() else "copied", taker
+    places = [[tensor.data_ptr() for tensor in long_tensors._all_tensors(found)] for found in (told, long)]
+    return "itself" if set(places[0]) <= set(places[1]) else "copied", taker
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -241,6 +251,80 @@ def test_what_was_loaded_is_told_from_then_on() -> None:
     tensors, callback = CallbackTensors(), Keeps(2.0)
     tensors.loaded(trainer_callbacks.long_of(kept([Keeps(3.0)])))
     assert noted(tensors, callback)[0] == "copied"
+
+
+class Late:
+    """A callback that makes what it keeps when training has begun."""
+
+
+def test_tensors_that_a_callback_gets_when_training_has_begun_are_told() -> None:
+    tensors, callback = CallbackTensors(), Keeps(2.0)
+    made: Any = callback
+    assert noted(tensors, callback)[0] == "not"
+    made.best = {"weight": torch.full((LONG,), 7.0)}
+    made.helper.rows = [nn.Parameter(torch.full((LONG,), 8.0))]
+    told = told_of(tensors, callback)
+    assert (told["values"].keys(), told["modules"]) == ({"best"}, {}) and "helper.rows of" in tensors.late
+    taker: Any = Keeps(2.0)
+    long_tensors.put_back(taker, told, "", strict=True)
+    assert taker.best["weight"].mean() == 7 and taker.helper.rows[0].mean() == 8
+
+
+def test_a_module_that_a_callback_makes_when_training_has_begun_is_told_if_it_may_differ_elsewhere() -> None:
+    """A copy of the model is another one in a process that makes it later; what nobody changes is everywhere alike."""
+    model, callback, tensors = nn.Linear(3, 2), Late(), CallbackTensors()
+    made: Any = callback
+    assert told_of(tensors, callback, model=model) == long_tensors.NOTHING
+    made.metric = nn.Linear(2, 2)
+    assert told_of(tensors, callback, model=model) == long_tensors.NOTHING and not tensors.late
+    made.best = copy.deepcopy(model)
+    told = told_of(tensors, callback, model=model)
+    assert told["modules"].keys() == {"best"} and tensors.late.startswith("best of callback ")
+    with pytest.raises(ConfigError, match="best of callback Late has tensors"):
+        long_tensors.put_back(Late(), told, "callback Late", strict=True)
+    nn.init.zeros_(made.metric.weight)
+    assert told_of(tensors, callback, model=model)["modules"].keys() == {"best", "metric"}
+
+
+def test_of_two_attributes_that_which_has_changed_is_told() -> None:
+    tensors, callback = CallbackTensors(), Keeps(2.0)
+    told_of(tensors, callback)
+    CHANGES[2](callback)
+    callback.helper.updates = 5
+    told = told_of(tensors, callback)
+    assert (told["values"].keys(), told["modules"]) == ({"by_name"}, {})
+    assert told["objects"]["helper"]["values"]["updates"] == 5, "an object may count something beside its tensors"
+
+
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_of_sharded_tensors_the_shards_are_told_and_filled(mesh: Any) -> None:
+    def made(value: float) -> Any:
+        callback: Any = Late()
+        callback.model = fully_shard(nn.Linear(LONG, 1, bias=False), mesh=mesh)
+        callback.average = fully_shard(nn.Linear(LONG, 1, bias=False), mesh=mesh)
+        callback.shadow = {"weight": callback.average.weight.detach().clone()}
+        for tensor in (callback.average.weight, callback.shadow["weight"]):
+            nn.init.constant_(tensor.to_local(), value)
+        return callback
+
+    giver, taker = made(2.0), made(1.0)
+    weight = taker.average.weight
+    ((_, _, told),) = kept([giver], giver.model)
+    assert (told["modules"].keys(), told["values"].keys()) == ({"average"}, {"shadow"}), "the model is carried as such"
+    long_tensors.put_back(taker, told, "callback", strict=True)
+    assert taker.average.weight is weight and isinstance(taker.shadow["weight"], DTensor)
+    assert weight.full_tensor().detach().mean() == taker.shadow["weight"].full_tensor().mean() == 2
+    tensors = CallbackTensors(behind=True)
+    told_of(tensors, giver, model=giver.model)
+    giver.late = giver.shadow["weight"].clone()
+    told_of(tensors, giver, model=giver.model)
+    assert tensors.late.startswith("late of "), "its shard alone makes no sharded tensor"
 
 
 def test_a_checkpoint_of_an_older_version_has_no_long_tensors() -> None:
