@@ -54,18 +54,18 @@ def numbered(entries: Iterable[tuple[str, Any]]) -> list[tuple[Key, Any]]:
 def addresses(model: nn.Module) -> set[int]:
     """Where its tensors lie."""
     found = map(_shard, chain(model.parameters(), model.buffers()))
-    return {tensor.data_ptr() for tensor in found if is_strided(tensor)}
+    return {tensor.data_ptr() for tensor in found if is_strided(tensor) and tensor.numel()}
 
 
 def is_strided(thing: Any) -> bool:
-    """Whether it is a tensor of torch's own class that has memory, each element in a place of its own."""
+    """Whether it is a tensor of torch's own class that has memory, each element in a place of its own; a shard may have
+    no elements."""
     return (
         type(thing) in (torch.Tensor, nn.Parameter)
         and thing.layout is torch.strided
         and thing.device.type != "meta"
-        and thing.numel() > 0
         and not (thing.is_conj() or thing.is_neg())
-        and all(stride or size == 1 for size, stride in zip(thing.shape, thing.stride(), strict=True))
+        and all(stride or size <= 1 for size, stride in zip(thing.shape, thing.stride(), strict=True))
     )
 
 
@@ -119,7 +119,7 @@ class CallbackReader:
             return False
         if self._addresses is None:  # most callbacks keep nothing that has to be compared
             self._addresses = set() if self._model is None else addresses(self._model)
-        return tensor.data_ptr() not in self._addresses
+        return not tensor.numel() or tensor.data_ptr() not in self._addresses
 
 
 class _Mark:

@@ -308,7 +308,8 @@ def test_of_sharded_tensors_the_shards_are_told_and_filled(mesh: Any) -> None:
         callback: Any = Late()
         callback.model = fully_shard(nn.Linear(LONG, 1, bias=False), mesh=mesh)
         callback.average = fully_shard(nn.Linear(LONG, 1, bias=False), mesh=mesh)
-        callback.shadow = {"weight": callback.average.weight.detach().clone()}
+        nothing = DTensor.from_local(torch.empty(0), mesh)  # of two elements the third of three processes has none
+        callback.shadow = {"weight": callback.average.weight.detach().clone(), "bias": nothing}
         for tensor in (callback.average.weight, callback.shadow["weight"]):
             nn.init.constant_(tensor.to_local(), value)
         return callback
@@ -318,7 +319,7 @@ def test_of_sharded_tensors_the_shards_are_told_and_filled(mesh: Any) -> None:
     ((_, _, told),) = kept([giver], giver.model)
     assert (told["modules"].keys(), told["values"].keys()) == ({"average"}, {"shadow"}), "the model is carried as such"
     long_tensors.put_back(taker, told, "callback", strict=True)
-    assert taker.average.weight is weight and isinstance(taker.shadow["weight"], DTensor)
+    assert taker.average.weight is weight and all(isinstance(each, DTensor) for each in taker.shadow.values())
     assert weight.full_tensor().detach().mean() == taker.shadow["weight"].full_tensor().mean() == 2
     tensors = CallbackTensors(behind=True)
     told_of(tensors, giver, model=giver.model)

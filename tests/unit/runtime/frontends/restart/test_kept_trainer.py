@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from runtime.frontends.frameworks.plain_state import ELEMENTS_MAX
 from runtime.frontends.restart import kept_trainer
 from runtime.frontends.restart.kept_trainer import LOADERS, REPLACED, SKIPPED, KeptTrainer, _StateJson
 
@@ -100,3 +104,88 @@ def test_a_second_training_of_the_same_trainer_has_all_that_was_its_own(
     assert resumed[1:] == ["another snapshot"]
     assert {name: getattr(trainer, name) for name in own} == own
     assert all(getattr(trainer.args, name) for name in SKIPPED)
+
+
+class Average:
+    """A callback."""
+
+    def __init__(self, name: str, value: float) -> None:
+        self.name = name
+        self.weights = nn.Linear(ELEMENTS_MAX + 1, 1, bias=False)
+        nn.init.constant_(self.weights.weight, value)
+
+
+class Counts:
+    """Another one."""
+
+    steps = 0
+
+
+class Kept:
+    """In the place of a KeptScript."""
+
+    def __init__(self) -> None:
+        self.off = ""
+        self.steps = 0
+
+    def turn_off(self, because: str) -> None:
+        self.off = because
+
+    def done(self) -> None:
+        self.steps += 1
+
+
+@pytest.fixture
+def kept_with(tmp_path: Path) -> Callable[..., Any]:
+    def made(*callbacks: object) -> Any:
+        trainer: Any = SimpleNamespace(
+            args=SimpleNamespace(**dict.fromkeys(SKIPPED, True)),
+            callback_handler=SimpleNamespace(callbacks=[*callbacks]),
+            control=SimpleNamespace(should_epoch_stop=False, should_training_stop=False),
+            model=nn.Linear(3, 2),
+            state=State(global_step=1),
+            _tr_loss=torch.zeros(()),
+        )
+        vars(trainer).update({name: lambda *given: None for name in (*REPLACED, *LOADERS)})
+        place: Any = SimpleNamespace(memory=str(tmp_path))
+        kept: Any = KeptTrainer(trainer, place)
+        kept._kept, kept._updates = Kept(), 10
+        kept._note()
+        return kept
+
+    return made
+
+
+def test_callbacks_get_what_those_of_their_name_had(kept_with: Callable[..., Any]) -> None:
+    """Trainer puts those that it makes anew from a snapshot behind the others."""
+    first, second, counts = Average("first", 1.0), Average("second", 1.0), Counts()
+    kept = kept_with(counts, first, second)
+    nn.init.constant_(second.weights.weight, 3.0)
+    counts.steps = 7
+    kept._maybe_log_save_evaluate()
+    found = kept.state_dict()
+    assert (kept._kept.steps, kept._kept.off) == (1, "")
+    callbacks: list[Any] = [Average("first", 1.0), Average("second", 1.0), Counts()]
+    again = kept_with(*callbacks)
+    again._restore_callbacks(found)
+    assert [float(one.weights.weight.detach().mean()) for one in callbacks[:2]] == [1.0, 3.0]
+    assert callbacks[2].steps == 7
+    again._maybe_log_save_evaluate()
+    told = {name: long["modules"].keys() for name, _, long in again.state_dict()["callbacks"]}
+    assert told == {"Average": {"weights"}, "Counts": set()}, "what was filled is kept in the next step, too"
+
+
+def test_those_of_an_older_version_have_no_tensors(kept_with: Callable[..., Any]) -> None:
+    counts = Counts()
+    kept_with(counts)._restore_callbacks({"callbacks": [["Counts", {"steps": 7}]], "control": {}})
+    assert counts.steps == 7
+
+
+def test_nothing_is_kept_when_a_callback_makes_what_the_next_round_could_not_fill(
+    kept_with: Callable[..., Any],
+) -> None:
+    counts: Any = Counts()
+    kept = kept_with(counts)
+    counts.best = copy.deepcopy(kept._trainer.model)
+    kept._maybe_log_save_evaluate()
+    assert kept._kept.off.startswith("best of callback Counts was made when training had begun")
