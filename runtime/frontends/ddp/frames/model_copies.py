@@ -239,7 +239,7 @@ class ModelCopies:
             for key, value in _entries(owner):
                 if _is_tensor(value):
                     group.tensors[place.under(key)] = value
-                elif len(place.path) < DEPTH_MAX:
+                elif type(value) not in _WITHOUT_TENSORS and len(place.path) < DEPTH_MAX:
                     below.append((place.under(key), value))
         group.tensors = {
             key: tensor

@@ -1768,9 +1768,12 @@ STOPPED |= {
 }
 
 
-@pytest.mark.parametrize("what", STOPPED)
-def test_what_breaks_a_rule_is_named(what: str) -> None:
-    stopped(*STOPPED[what])
+@pytest.mark.parametrize(("main", "error", "said"), STOPPED.values(), ids=STOPPED)
+def test_what_breaks_a_rule_is_named(main: Main, error: type[BaseException], said: str) -> None:
+    stopped(main, error, said)
+
+
+del STOPPED  # each turn of a script looks through what its file has at the top level
 
 
 TRAINS: dict[str, tuple[Main, int | None]] = {
@@ -1818,9 +1821,12 @@ TRAINS: dict[str, tuple[Main, int | None]] = {
 }
 
 
-@pytest.mark.parametrize("what", TRAINS)
-def test_what_comes_close_trains(what: str) -> None:
-    trains(*TRAINS[what])
+@pytest.mark.parametrize(("main", "steps"), TRAINS.values(), ids=TRAINS)
+def test_what_comes_close_trains(main: Main, steps: int | None) -> None:
+    trains(main, steps)
+
+
+del TRAINS
 
 
 @pytest.mark.parametrize("collect", [asked_with_next, asked_in_a_generator])
