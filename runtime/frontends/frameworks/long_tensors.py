@@ -171,7 +171,7 @@ class CallbackTensors:
                 if (place := (key, path)) not in self._changed and self._has_changed(place, tensors, model):
                     self._changed.add(place)
                     if place in self._new and (path[0] != "values" or _is_sharded(model)):
-                        self.late = self.late or f"{'.'.join(path[1::2])} of callback {key[0]}"
+                        self.late = self.late or f"{'.'.join(path[1::2])} of {key[0]}"
             changed = _only(long, self._told_of(key))
             if any(changed.values()):
                 self._noted.append((key, changed, _Mark(_all_tensors(changed))))

@@ -15,6 +15,7 @@ script_watch.py  what /proc says of a running script: whether it is stopped, and
 kept_trainer.py  transformers.Trainer, kept in memory without a line in the script
 kept_lightning.py  Lightning's Trainer, the same
 kept_accelerate.py  loops over what accelerate prepares, the same
+kept_averages.py  averages of the weights in the objects of such a script
 script_values.py  what such a script counts in its frames, for its next process
 kept_sources.py  where what was kept is, for the scripts of a worker
 supervisor.py    the worker: from one exchange with the other workers to the next

@@ -36,6 +36,7 @@ from runtime.frontends.ddp.frames.places import ScriptFrames
 from runtime.frontends.frameworks.accelerate import REFUSED, counts_of, set_counts
 from runtime.frontends.frameworks.accelerate_batches import sampler_within
 from runtime.frontends.restart import script_values
+from runtime.frontends.restart.kept_averages import KeptAverages
 from runtime.frontends.restart.script_values import Told
 from runtime.recovery.kept.keep import KeptScript, is_kept, keep, kept_before
 from runtime.recovery.kept.place import KeptPlace
@@ -112,6 +113,8 @@ class KeptAccelerate:
         self._loop: weakref.ref[_Loop] | None = None
         """The outermost loop that runs."""
         self._frames = ScriptFrames()
+        self._averages: KeptAverages | None = None
+        """None: the first loop is still to come, or the model is sharded."""
         self._base: dict[str, Told] = {}
         """The values when the first loop began here."""
         self._changing: set[str] = set()
@@ -158,6 +161,7 @@ class KeptAccelerate:
             "generators": [generator.get_state() for generator in self._generators()],
             "begun": loop.begun,
             "fetched": loop.fetched,
+            "averages": None if self._averages is None else self._averages.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -186,6 +190,10 @@ class KeptAccelerate:
             self._off = True
         if self._off or not any(accelerator._optimizers for accelerator in self.accelerators):
             return original(loader)
+        if self._averages is None and not any(map(_is_fsdp2, self.accelerators)):
+            models = [model for accelerator in self.accelerators for model in accelerator._models]
+            registered = [one for accelerator in self.accelerators for one in accelerator._custom_objects]
+            self._averages = KeptAverages(self._frames, models, registered)
         wanted, number = self._wanted, len(self._ended)
         values = script_values.read(self._frames)
         self._base = self._base or values
@@ -246,6 +254,8 @@ class KeptAccelerate:
         self._set(random, found["generators"])
         for accelerator, counts in zip(self.accelerators, found["counts"], strict=True):
             set_counts(accelerator, counts)
+        if self._averages is not None and (averages := found.get("averages")):  # an older version has kept none
+            self._averages.load_state_dict(averages)
         self._wanted, self._found = None, None
         self._first_batches.clear()
         return _Loop(self, batches, values, begun, found["batch"], found["values"])
@@ -267,6 +277,8 @@ class KeptAccelerate:
         if (put := loop.put) is not None:
             loop.put = None
             self._put(put)
+            if self._averages is not None:
+                self._averages.put_late()
         if not self._stepped or self._kept is None:
             return
         self._stepped = False
@@ -277,6 +289,8 @@ class KeptAccelerate:
             elif len(self._prepared()) != self._objects:
                 self.stop("the script has prepared more behind the beginning of its first loop")
             else:
+                if self._averages is not None:
+                    self._averages.note()
                 self._kept.done()
         except NotCarried as error:
             self.stop(str(error))

@@ -89,7 +89,7 @@ class KeptTrainer:
         self._state = _StateJson()
         self._long = CallbackTensors(behind=True)
         self._told: list[Told] = []
-        """Modules and long tensors of each callback, behind the step that is kept."""
+        """Modules and long tensors of each callback, and of the trainer itself, behind the step that is kept."""
         for name in REPLACED:
             setattr(trainer, name, getattr(self, name))
 
@@ -99,15 +99,17 @@ class KeptTrainer:
         trainer = self._trainer
         if self._kept is None:
             return {}  # keep() asks before it fills it
+        *of_callbacks, own = self._told
         callbacks = [
             [type(one).__name__, plain_attributes(one), long]
-            for one, long in zip(trainer.callback_handler.callbacks, self._told, strict=True)
+            for one, long in zip(trainer.callback_handler.callbacks, of_callbacks, strict=True)
         ]
         return {
             "state": self._state.json,
             "at": [self._epoch, self._in_epoch, self._over],
             "loss": trainer._tr_loss.item(),
             "attributes": plain_attributes(trainer, without=APART),
+            "long": own,
             "callbacks": callbacks,
             "control": plain_attributes(trainer.control),
         }
@@ -179,6 +181,9 @@ class KeptTrainer:
             return
         trainer._tr_loss += torch.tensor(found["loss"], dtype=trainer._tr_loss.dtype)
         set_attributes(trainer, found["attributes"])
+        own = found.get("long", NOTHING)  # an older version told none
+        put_back(trainer, own, type(trainer).__name__, strict=True)
+        self._long.loaded([(NAME, own)])
         self._restore_callbacks(found)
 
     def _restore_callbacks(self, found: dict[str, Any]) -> None:
@@ -198,10 +203,10 @@ class KeptTrainer:
         return numbered((type(one).__name__, one) for one in self._trainer.callback_handler.callbacks)
 
     def _note(self) -> None:
-        """What callbacks keep besides tensors of the model, now."""
+        """What callbacks and the trainer keep besides tensors of the model, now."""
         reader = trainer_callbacks.reader(self._trainer)
-        rows = ((type(one).__name__, reader.told(one)) for one in self._trainer.callback_handler.callbacks)
-        self._told = self._long.note(rows, self._trainer.model)
+        rows = [(type(one).__name__, reader.told(one)) for one in self._trainer.callback_handler.callbacks]
+        self._told = self._long.note([*rows, (NAME, reader.told(self._trainer))], self._trainer.model)
 
     def _run_epoch(self, **words: Any) -> Any:
         if self._found is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
+from types import CodeType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -55,9 +56,14 @@ def write(frames: ScriptFrames, values: Mapping[str, Told]) -> None:
     for text in values.keys() - met:  # names that come up in the loop later
         number, function, name = text.split(" ", 2)
         code = standing[int(number)].f_code if 0 <= int(number) < len(standing) else None
-        if code is not None and code.co_qualname == function and name in code.co_varnames:
+        if code is not None and code.co_qualname == function and name in (*code.co_varnames, *_globals_of(code)):
             wanted[ValuePlace(int(number), function, name)] = _value(values[text])
     frames.write(wanted)
+
+
+def _globals_of(code: CodeType) -> tuple[str, ...]:
+    """The names of the frame of a module."""
+    return code.co_names if code.co_name == "<module>" else ()
 
 
 def _told(value: Any) -> tuple[Told] | None:

@@ -38,7 +38,7 @@ _WITHOUT_TENSORS = CODE | {bool, bytes, float, int, str, type, type(None)}
 
 
 @dataclass(slots=True)
-class _Group:
+class CopyGroup:
     """The tensors that one object holds."""
 
     place: ValuePlace
@@ -79,7 +79,8 @@ class ModelCopies:
         self._names: set[ValuePlace] = set()
         copies = [group for group in self._groups() if self._is_copy(group)]
         self._names = {group.place for group in copies}
-        self._tensors = {place: tensor for group in copies for place, tensor in group.tensors.items()}
+        self.tensors = {place: tensor for group in copies for place, tensor in group.tensors.items()}
+        """Those of the copies that the script had when its training loop began."""
         frames.holders |= {
             id(owner)
             for group in copies
@@ -94,7 +95,7 @@ class ModelCopies:
 
     def holds(self, value: object) -> bool:
         """Whether this very object is a tensor of such a copy."""
-        return any(tensor is value for tensor in self._tensors.values())
+        return any(tensor is value for tensor in self.tensors.values())
 
     def step(self, number: int) -> None:
         """A step begins. Raises ConfigError for a copy that the script has made since its training loop began, and
@@ -103,18 +104,9 @@ class ModelCopies:
         look = number & (number - 1) == 0 or self.missed is None
         if not (self._names or look):
             return
-        groups = [group for group in self._groups() if self._is_copy(group)]
-        self._tensors = {
-            place: tensor for group in groups if group.place in self._names for place, tensor in group.tensors.items()
-        }
+        late = {place: tensor for group in self.refresh() for place, tensor in group.tensors.items()}
         if not look:
             return
-        late = {
-            place: tensor
-            for group in groups
-            if group.place not in self._names
-            for place, tensor in group.tensors.items()
-        }
         if self.missed is None:
             long = {place: tensor for place, tensor in late.items() if tensor.numel() > TENSOR_MAX}
             self.missed = [(ref(tensor), place.spelling) for place, tensor in long.items()]
@@ -125,12 +117,20 @@ class ModelCopies:
                 raise mistakes.made_late(f"{place.spelling}, an average of the weights,")
         self._late = {place: (tensor, value_sum(tensor)) for place, tensor in late.items()}
 
+    def refresh(self) -> list[CopyGroup]:
+        """Find the tensors anew. Returns the copies that the script has made since its training loop began."""
+        groups = [group for group in self._groups() if self._is_copy(group)]
+        self.tensors = {
+            place: tensor for group in groups if group.place in self._names for place, tensor in group.tensors.items()
+        }
+        return [group for group in groups if group.place not in self._names]
+
     def keep(self) -> None:
         """Keep the values of all tensors for `put_back`; once more before that does nothing."""
         if self._watched:
             return
         with self._keeping:
-            for place in self._tensors:
+            for place in self.tensors:
                 self._kept.pop(place, None)  # frees memory, perhaps as much as the model has, before more is taken
         kept: dict[ValuePlace, tuple[torch.Tensor, int, torch.Tensor]] = {}
         watched: dict[ValuePlace, tuple[torch.Tensor, int]] = {}
@@ -166,7 +166,7 @@ class ModelCopies:
             changed = version_of(tensor) != version
             if changed and place not in self._kept:
                 raise mistakes.changed_data(place.spelling, tensor.numel())
-            if changed or (place in self._tensors and place in self._kept):
+            if changed or (place in self.tensors and place in self._kept):
                 fill(tensor, self._kept[place][2])
                 self._kept[place] = (tensor, version_of(tensor), self._kept[place][2])
             if place in self._kept and place in now and now[place] is not tensor:
@@ -184,12 +184,12 @@ class ModelCopies:
         with self._keeping:
             return {
                 place.text: self._kept[place][2] if place in self._watched else tensor.detach().clone()
-                for place, tensor in self._tensors.items()
+                for place, tensor in self.tensors.items()
             }
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Raises ValueError if this script's copies have other places."""
-        own = {place.text: (place, tensor) for place, tensor in self._tensors.items()}
+        own = {place.text: (place, tensor) for place, tensor in self.tensors.items()}
         if own.keys() != state.keys():
             raise ValueError(f"averages of the weights differ in {', '.join(sorted(own.keys() ^ state.keys()))}")
         for name, (place, tensor) in own.items():
@@ -199,7 +199,7 @@ class ModelCopies:
                 self._watched[place] = (tensor, version_of(tensor))
                 self._kept[place] = (tensor, version_of(tensor), tensor.detach().clone())
 
-    def _is_copy(self, group: _Group) -> bool:
+    def _is_copy(self, group: CopyGroup) -> bool:
         shapes = Counter(tensor.shape for tensor in group.tensors.values())
         largest = max((tensor.numel() for tensor in group.tensors.values() if tensor.dim() == 1), default=0)
         return any(
@@ -208,7 +208,7 @@ class ModelCopies:
             if wanted
         )
 
-    def _groups(self) -> Iterator[_Group]:
+    def _groups(self) -> Iterator[CopyGroup]:
         """All tensors in the script's frames that are not registered, by the object that holds them."""
         storages = {
             tensor.untyped_storage().data_ptr()
@@ -226,11 +226,11 @@ class ModelCopies:
 
     def _inside(
         self, place: ValuePlace, owners: tuple[Any, ...], storages: set[int], seen: set[object]
-    ) -> Iterator[_Group]:
+    ) -> Iterator[CopyGroup]:
         owner = owners[-1]
         if id(owner) in seen:
             return
-        group = _Group(place, owners)
+        group = CopyGroup(place, owners)
         below: list[tuple[ValuePlace, Any]] = []
         if _is_tensor(owner):
             group.tensors[place] = owner

@@ -280,7 +280,7 @@ def test_digests_count_them(main: Main) -> None:
             main()
             copies = RankScript.running()._kept.copies
             assert copies.found
-            for tensor in copies._tensors.values():
+            for tensor in copies.tensors.values():
                 tensor.data += int(start)
 
         digests.add(threads.alone(changed)[0])

@@ -279,7 +279,7 @@ def test_a_module_that_a_callback_makes_when_training_has_begun_is_told_if_it_ma
     assert told_of(tensors, callback, model=model) == long_tensors.NOTHING and not tensors.late
     made.best = copy.deepcopy(model)
     told = told_of(tensors, callback, model=model)
-    assert told["modules"].keys() == {"best"} and tensors.late.startswith("best of callback ")
+    assert told["modules"].keys() == {"best"} and tensors.late.startswith("best of ")
     with pytest.raises(ConfigError, match="best of callback Late has tensors"):
         long_tensors.put_back(Late(), told, "callback Late", strict=True)
     nn.init.zeros_(made.metric.weight)

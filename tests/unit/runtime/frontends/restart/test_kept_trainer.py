@@ -160,6 +160,7 @@ def test_callbacks_get_what_those_of_their_name_had(kept_with: Callable[..., Any
     """Trainer puts those that it makes anew from a snapshot behind the others."""
     first, second, counts = Average("first", 1.0), Average("second", 1.0), Counts()
     kept = kept_with(counts, first, second)
+    kept._trainer.shadow = [torch.zeros(ELEMENTS_MAX + 1)]  # of a class of the script's own
     nn.init.constant_(second.weights.weight, 3.0)
     counts.steps = 7
     kept._maybe_log_save_evaluate()
@@ -167,7 +168,9 @@ def test_callbacks_get_what_those_of_their_name_had(kept_with: Callable[..., Any
     assert (kept._kept.steps, kept._kept.off) == (1, "")
     callbacks: list[Any] = [Average("first", 1.0), Average("second", 1.0), Counts()]
     again = kept_with(*callbacks)
-    again._restore_callbacks(found)
+    again._found = found
+    again._restore()
+    assert torch.equal(again._trainer.shadow[0], torch.zeros(ELEMENTS_MAX + 1))
     assert [float(one.weights.weight.detach().mean()) for one in callbacks[:2]] == [1.0, 3.0]
     assert callbacks[2].steps == 7
     again._maybe_log_save_evaluate()
@@ -188,4 +191,4 @@ def test_nothing_is_kept_when_a_callback_makes_what_the_next_round_could_not_fil
     kept = kept_with(counts)
     counts.best = copy.deepcopy(kept._trainer.model)
     kept._maybe_log_save_evaluate()
-    assert kept._kept.off.startswith("best of callback Counts was made when training had begun")
+    assert kept._kept.off.startswith("best of Counts was made when training had begun")

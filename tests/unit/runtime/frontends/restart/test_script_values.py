@@ -66,6 +66,19 @@ def test_what_a_process_has_counted_is_there_in_the_next_one(tmp_path: Path) -> 
         assert repr(one) == repr(other) and type(one) is type(other)
 
 
+def test_a_name_of_a_module_that_comes_up_in_its_loop_is_there_in_the_next_process(tmp_path: Path) -> None:
+    frames = ScriptFrames(sys._getframe())
+    path = tmp_path / "script.py"
+    code = compile("call()\nfor step in range(steps):\n    late = step\ncall()\n", str(path), "exec")
+    path.write_text("")
+    read: list[dict[str, Told]] = []
+    exec(code, {"call": lambda: read.append(script_values.read(frames)), "steps": 2})
+    told = changed(read[1], read[0])
+    names: dict[str, Any] = {"call": lambda: script_values.write(frames, told), "steps": 0}
+    exec(code, names)
+    assert (names["late"], names["step"]) == (1, 1)
+
+
 def test_what_is_no_plain_value_now_stays(tmp_path: Path) -> None:
     frames = ScriptFrames(sys._getframe())
 

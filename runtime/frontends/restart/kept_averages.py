@@ -1,0 +1,80 @@
+"""Copies of the weights that a script with its own loop has, as the averages of diffusers' EMAModel or the best weights
+so far: what has the shapes of a model, see frames/model_copies.py.
+
+Those that were there when the first loop began are kept from the step on in which they change first: before that, each
+process has made them by itself.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from elastic.errors import NotCarried, OtherState
+from runtime.frontends.ddp.frames.model_copies import ModelCopies
+from runtime.frontends.ddp.frames.places import ScriptFrames, ValuePlace
+from runtime.frontends.frameworks.long_tensors import CallbackTensors, Told
+from runtime.frontends.frameworks.plain_state import ANY_LENGTH, is_plain
+
+
+class KeptAverages:
+    """A part of what elastic.keep has of such a script."""
+
+    def __init__(self, frames: ScriptFrames, models: Iterable[nn.Module], registered: Iterable[Any]) -> None:
+        """Find those that the script has when its first loop begins. registered: objects that are kept as such."""
+        self._frames = frames
+        self._copies = ModelCopies(frames, models, registered)
+        self._changed = CallbackTensors(behind=True)
+        self._told: dict[str, Any] = {}
+        self._late: list[tuple[list[Any], Any]] = []
+        """Frame, function and name of those that the script has made in a loop, and what the name stands for."""
+        self.note()
+
+    def note(self) -> None:
+        """A step is done. Raises NotCarried for a copy in an object that was made in a loop: the next round has none to
+        fill there before it comes to that place."""
+        self._late = []
+        for group in self._copies.refresh():
+            if not is_plain(group.owners[0], ANY_LENGTH):
+                raise NotCarried(
+                    f"{group.place.spelling}, a copy of the weights, was made in the training loop, and could not be "
+                    "filled in the next round: make it before the first loop, or keep its state_dict()"
+                )
+            self._late.append((list(group.place[:3]), group.owners[0]))
+        (told,) = self._changed.note([("", _told(self._own()))], None)
+        self._told = told["values"]
+
+    def _own(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Name in the script -> text of the place of a tensor -> the tensor."""
+        found: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+        for place, tensor in self._copies.tensors.items():
+            found[ValuePlace(*place[:3]).text][place.text] = tensor.detach()
+        return dict(found)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"own": self._told, "late": self._late}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises OtherState if the script has not all of them."""
+        own = {place.text: tensor for place, tensor in self._copies.tensors.items()}
+        for text, tensor in ((text, tensor) for group in state["own"].values() for text, tensor in group.items()):
+            if text not in own or own[text].shape != tensor.shape:
+                raise OtherState(
+                    f"{text}, an average of the weights, was kept, and the script has none of its shape now"
+                )
+            with torch.no_grad():
+                own[text].copy_(tensor)
+        self._changed.loaded([("", _told(state["own"]))])
+        self._late = state["late"]
+
+    def put_late(self) -> None:
+        """The loop in which they were made goes on."""
+        self._frames.write({ValuePlace(*place): value for place, value in self._late})
+
+
+def _told(values: dict[str, Any]) -> Told:
+    return {"values": values, "modules": {}, "objects": {}}
