@@ -20,6 +20,8 @@ from tests.live.spread import Spread
 pytestmark = pytest.mark.long
 
 PROGRESS_S = 5.0
+BEFORE = "step 10"
+"""Behind the first snapshot."""
 
 
 @pytest.fixture
@@ -86,11 +88,14 @@ def _held(home: Path, workers: int, gate: str) -> Iterator[Job]:
     """Its first workers wait at that gate for what does not come; those that replace them pass it."""
     options = ("--workers", str(workers), "--hang-limit", "30", "--snapshot-every", "5 steps")
     with Job(home, *options, str(TRAINER)) as job:
-        job.pace(0.01)
+        # All come to the gate in one step: a worker that had computed its shards would wait for one that is held.
+        job.shut(BEFORE)
+        job.until("all are there", lambda: _first(workers) <= job.held_at(BEFORE))
         job.await_event("snapshot_complete")
         temporary = job.gates / f"{gate}.tmp"
         temporary.write_text(" ".join(_first(workers)))
         temporary.rename(job.gates / gate)
+        job.open(BEFORE)
         job.until("all are held", lambda: _first(workers) <= job.held_at(gate))
         yield job
 
