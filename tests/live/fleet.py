@@ -136,8 +136,11 @@ class Fleet(Cluster):
 
         return self.until(f"workers of {slots} of {job}", there)
 
-    def await_end(self, job: str) -> Line:
-        return self.until(f"the end of {job}", lambda: e if (e := self.entry(job))["state"] == "ended" else None)
+    def await_end(self, job: str, deadline_s: float = DEADLINE_S) -> Line:
+        def ended() -> Line | None:
+            return e if (e := self.entry(job))["state"] == "ended" else None
+
+        return self.until(f"the end of {job}", ended, deadline_s)
 
     def steps(self, *jobs: str) -> list[Line]:
         """The ledgers of all nodes, merged by step."""

@@ -61,10 +61,16 @@ def newest(memory: Path, part: int) -> list[Path]:
     return found
 
 
+def await_mirrored(job: Spread, memory: Path) -> None:
+    """Until step 4 is whole on two nodes: without it the next round goes on from step 3."""
+    job.until("step 4 is mirrored", lambda: all(len(newest(memory, part)) > 1 for part in range(len(NODES))))
+
+
 def test_a_node_and_the_one_that_mirrors_it_are_lost_at_once(tmp_path: Path, memory: Path) -> None:
     """The script begins with its own files (it has none), and what is lost is named."""
     files = tmp_path / "files"
     with three_nodes(tmp_path, memory, files) as (job, agents, rounds, first):
+        await_mirrored(job, memory)
         for node in ("b", "c"):
             lose(node, agents[node], memory)
         second = job.until("a round of one node", lambda: rounds.begun_after(first, 1))
@@ -121,7 +127,8 @@ def test_with_two_copies_what_two_of_three_have_is_on_the_third_one_before_scrip
 def test_a_flipped_bit_is_found_before_it_is_loaded_and_the_mirror_is_taken(tmp_path: Path, memory: Path) -> None:
     files = tmp_path / "files"
     with three_nodes(tmp_path, memory, files) as (job, _, rounds, first):
-        own, _ = job.until("step 4 is mirrored", lambda: (found := newest(memory, 0))[1:] and found)
+        await_mirrored(job, memory)
+        own, _ = newest(memory, 0)
         with open(own, "r+b") as file:
             file.seek(HEADER_BYTES + 3)
             byte = file.read(1)[0]

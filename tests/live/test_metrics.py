@@ -29,6 +29,10 @@ def free_ports(count: int) -> list[int]:
             one.close()
 
 
+OTHER_JOBS = ("elastic_outer_", "elastic_async_", "elastic_kept_")
+"""What scripts in rounds and with other algorithms have: Prometheus takes the expressions, and finds nothing here."""
+
+
 def expressions() -> list[str]:
     """Of the dashboard, as Grafana would send them for all jobs."""
     registry = json.loads((ROOT / "docs" / "metrics" / "grafana.json").read_text())
@@ -91,7 +95,10 @@ def test_each_expression_of_the_dashboard_finds_a_job_with_a_kill_and_a_fleet_wi
             )
             job.await_world(2)
             notices.write_text("600\n")
-            missing = expressions()
+            every = expressions()
+            for text in every:
+                prometheus.query(text)
+            missing = [text for text in every if not any(kind in text for kind in OTHER_JOBS)]
 
             def none_is_missing() -> bool:
                 missing[:] = [text for text in missing if not prometheus.query(text)]

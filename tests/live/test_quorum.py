@@ -122,7 +122,7 @@ def test_a_storm_over_narrow_cables_stops_nobody(tmp_path: Path) -> None:
             killed.append(dice.choice([member["worker_id"] for member in status["members"]]))
             fleet.kill_worker(job, killed[-1])
             fleet.until("it is noted", lambda: fleet.events("member_lost", job=job, worker_id=killed[-1]))
-        ended = fleet.await_end(job)
+        ended = fleet.await_end(job, 4 * DEADLINE_S)
         assert ended["exit_code"] == 0, ended["because"]
         lost = {line["worker_id"] for line in fleet.events("member_lost", job=job)}
         assert lost == set(killed), "nobody else was given up"
