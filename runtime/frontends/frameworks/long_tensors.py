@@ -7,6 +7,7 @@ What has not changed since training began is not told: each process has made it 
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
@@ -18,7 +19,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from elastic.errors import ConfigError
-from runtime.frontends.frameworks.plain_state import ANY_LENGTH, is_plain, plain_attributes
+from runtime.frontends.frameworks.plain_state import ANY_LENGTH, is_plain, is_sharded, plain_attributes
 
 LIBRARIES = frozenset(
     (
@@ -33,6 +34,10 @@ SAMPLE = 8
 Told = dict[str, dict[str, Any]]
 """{"values": {name: value}, "modules": {name: {name of a tensor: tensor}}, "objects": {name: Told}}, of attributes."""
 NOTHING: Told = {"values": {}, "modules": {}, "objects": {}}
+
+_SCALARS = (bool, int, float, str, type(None))
+_OF_DTENSOR = "_is_shard_of_dtensor"
+"""An attribute of tensors that are shards."""
 
 Key = tuple[str, int]
 Path = tuple[str, ...]
@@ -53,8 +58,7 @@ def numbered(entries: Iterable[tuple[str, Any]]) -> list[tuple[Key, Any]]:
 
 def addresses(model: nn.Module) -> set[int]:
     """Where its tensors lie."""
-    found = map(_shard, chain(model.parameters(), model.buffers()))
-    return {tensor.data_ptr() for tensor in found if is_strided(tensor) and tensor.numel()}
+    return {tensor.data_ptr() for _, tensor in _named(model) if is_strided(tensor) and tensor.numel()}
 
 
 def is_strided(thing: Any) -> bool:
@@ -86,24 +90,30 @@ class CallbackReader:
         self._model = model
         self._apart = [model, *apart]
         self._addresses: set[int] | None = None
+        self._modules: set[int] = set()
+        """Ids of modules that were told: a second object that has one, too, tells nothing of it."""
 
-    def told(self, owner: object) -> Told:
-        """What an object keeps, also in objects in its attributes; the tensors themselves."""
-        found = self._own(owner)
+    def told(self, owner: object, *, without: Collection[str] = ()) -> Told:
+        """What an object keeps, also in objects in its attributes; the tensors themselves. without: names of
+        attributes. Of an object without any such tensors it says that it is there."""
+        found = self._own(owner, without)
         for name, value in list(vars(owner).items()):
             library = type(value).__module__.partition(".")[0] in LIBRARIES
             if library or isinstance(value, nn.Module | Dataset) or not hasattr(value, "__dict__"):
                 continue
-            if not self._is_apart(value) and any((below := self._own(value)).values()):
-                below["values"].update(plain_attributes(value))
-                found["objects"][name] = below
+            if not self._is_apart(value) and name not in without and not isinstance(value, type):
+                found["objects"][name] = below = self._own(value)
+                below["values"].update(plain_attributes(value) if has_any(below) else {})
         return found
 
-    def _own(self, owner: object) -> Told:
+    def _own(self, owner: object, without: Collection[str] = ()) -> Told:
         found: Told = {"values": {}, "modules": {}, "objects": {}}
         for name, value in list(vars(owner).items()):
+            if name in without:
+                continue
             if isinstance(value, nn.Module):
-                if not self._is_apart(value):
+                if not self._is_apart(value) and id(value) not in self._modules:
+                    self._modules.add(id(value))
                     tensors = {key: shard.detach() for key, shard in _named(value) if self._is_own(shard)}
                     found["modules"].update({name: tensors} if tensors else {})
             elif _is_long(value) and all(self._is_own(_shard(tensor)) for tensor in _tensors(value)):
@@ -122,6 +132,11 @@ class CallbackReader:
         return not tensor.numel() or tensor.data_ptr() not in self._addresses
 
 
+def has_any(told: Told) -> bool:
+    """Whether there are tensors in it."""
+    return any(True for _ in _attributes(told))
+
+
 class _Mark:
     """What tensors were at a moment."""
 
@@ -133,6 +148,10 @@ class _Mark:
     def is_of(self, other: _Mark) -> bool:
         """Whether nothing has changed between the two moments."""
         return self._places == other._places and not differ(self._samples, other._samples)
+
+    def was_moved(self, other: _Mark) -> bool:
+        """Whether the tensors are on another device, or of another dtype, at the other moment."""
+        return self._samples.keys() != other._samples.keys()
 
 
 class CallbackTensors:
@@ -148,9 +167,10 @@ class CallbackTensors:
         self._behind = behind
         self._first: dict[Place, _Mark] = {}
         """What the tensors were when they were noted first, but for those that have changed since."""
-        self._begun = False
+        self._objects: set[Place] | None = None
+        """Objects that were there then. None: nothing was noted yet."""
         self._new: set[Place] = set()
-        """Those that were not there when training began."""
+        """Tensors that were not there then."""
         self._changed: set[Place] = set()
         """Tensors that have changed since, or were loaded."""
         self._noted: list[tuple[Key, Told, _Mark]] = []
@@ -159,34 +179,57 @@ class CallbackTensors:
         self._copied: set[Key] = set()
         """Callbacks that were seen to change tensors there."""
         self.late = ""
-        """An attribute that is told and that put_back() cannot give to a callback whose training begins: a module, an
-        object or a sharded tensor that was not there then. "": there is none."""
+        """An attribute that is told and that put_back() cannot give to a callback whose training begins: a module, a
+        sharded tensor, or what an object has that was not there then. "": there is none."""
+
+    def begin(self, callbacks: Iterable[tuple[str, Told]]) -> None:
+        """To be called twice, if the model is filled before callbacks are told that training begins: before that and
+        behind. What they make of it meanwhile is told: another process makes it of other weights."""
+        again = self._objects is not None
+        self._objects = set()
+        for key, long in numbered(callbacks):
+            self._objects |= {(key, ("objects", name)) for name in long["objects"]}
+            for path, tensors in _attributes(long):
+                mark = _Mark(tensors)
+                if again and ((key, path) not in self._first or not self._first[key, path].is_of(mark)):
+                    self._changed.add((key, path))
+                self._first.setdefault((key, path), mark)
 
     def note(self, callbacks: Iterable[tuple[str, Told]], model: nn.Module | None) -> list[Told]:
         """A step is handed out. callbacks: the name of each, and what it keeps. model: that is trained. Returns what
         others get."""
+        every = list(callbacks)
+        if self._objects is None:
+            self.begin(every)
         self._noted, told = [], []
-        for key, long in numbered(callbacks):
+        for key, long in numbered(every):
             for path, tensors in _attributes(long):
                 if (place := (key, path)) not in self._changed and self._has_changed(place, tensors, model):
                     self._changed.add(place)
-                    if place in self._new and (path[0] != "values" or _is_sharded(model)):
+                    if place in self._new and self._is_late(place, tensors):
                         self.late = self.late or f"{'.'.join(path[1::2])} of {key[0]}"
             changed = _only(long, self._told_of(key))
-            if any(changed.values()):
+            if has_any(changed) and not self._behind:
                 self._noted.append((key, changed, _Mark(_all_tensors(changed))))
             told.append(changed if self._behind or key in self._quiet else deepcopy(changed))
-        self._begun = True
         return told
 
     def _has_changed(self, place: Place, tensors: list[torch.Tensor], model: nn.Module | None) -> bool:
         """A module that a callback has made meanwhile is not the same in all processes if it is a copy of the model."""
         mark = _Mark(tensors)
-        if place not in self._first and self._begun:
+        if place not in self._first:
             self._new.add(place)
             if place[1][-2] == "values" or _is_copy(tensors, model):
                 return True
-        return not self._first.setdefault(place, mark).is_of(mark)
+        if (first := self._first.setdefault(place, mark)).was_moved(mark):
+            self._first[place] = mark
+            return False
+        return not first.is_of(mark)
+
+    def _is_late(self, place: Place, tensors: list[torch.Tensor]) -> bool:
+        key, path = place
+        there = path[0] == "values" or (key, path[:2]) in (self._objects or ())
+        return path[-2] == "modules" or not there or any(getattr(tensor, _OF_DTENSOR, False) for tensor in tensors)
 
     def _told_of(self, key: Key) -> set[Path]:
         """What is told of a callback: if anything, then all of the objects that it has had from the beginning, as they
@@ -215,25 +258,39 @@ class CallbackTensors:
                 )
 
 
-def put_back(owner: object, found: Told, where: str, *, strict: bool) -> None:
+def put_back(owner: Any, found: Told, where: str, *, strict: bool) -> None:
     """Give an object what was told of another, in the tensors, lists and dictionaries that it has, where they fit:
     other objects may have them, too. where: how an error calls the object. strict: raise ConfigError for a module that
     is not there yet, or has other tensors; if not, it is left as it is."""
     for name, value in found["values"].items():
-        setattr(owner, name, _filled(getattr(owner, name, None), value))
+        here = getattr(owner, name, None)
+        filled = _filled(here, value)
+        if filled is not here and not (type(filled) in _SCALARS and type(filled) is type(here) and filled == here):
+            setattr(owner, name, filled)
     for name, tensors in found["modules"].items():
         module = getattr(owner, name, None)
-        here = dict(_named(module)) if isinstance(module, nn.Module) else {}
-        if all(key in here and is_strided(here[key]) and here[key].shape == t.shape for key, t in tensors.items()):
+        mine = _with_buffers_like(module, tensors) if isinstance(module, nn.Module) else {}
+        if all(key in mine and is_strided(mine[key]) and mine[key].shape == t.shape for key, t in tensors.items()):
             for key, tensor in tensors.items():
-                _copy_into(here[key], tensor)
+                copy_into(mine[key], tensor)
         elif strict:
             raise _refusal(where, name)
     for name, below in found["objects"].items():
         if hasattr(thing := getattr(owner, name, None), "__dict__"):
             put_back(thing, below, f"{name} of {where}", strict=strict)
-        elif strict:
+        elif strict and has_any(below):
             raise _refusal(where, name)
+
+
+def _with_buffers_like(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """The tensors of a module by name, once buffers have the shapes of these: tables of positions grow with use."""
+    here = dict(_named(module))
+    for path, buffer in list(module.named_buffers()):
+        if path in tensors and path in here and not is_sharded(buffer) and buffer.shape != tensors[path].shape:
+            owner, _, name = path.rpartition(".")
+            here[path] = torch.empty_like(tensors[path], device=buffer.device)
+            module.get_submodule(owner)._buffers[name] = here[path]
+    return here
 
 
 def differ(before: Samples, now: Samples) -> bool:
@@ -242,13 +299,22 @@ def differ(before: Samples, now: Samples) -> bool:
 
 
 def _named(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """FSDP2 leaves the parameters of a root unsharded behind a forward without a backward."""
+    if (fsdp := sys.modules.get("torch.distributed.fsdp")) is not None:
+        for part in module.modules():
+            if isinstance(part, fsdp.FSDPModule):
+                part.reshard()
     for name, tensor in chain(module.named_parameters(), module.named_buffers()):
         yield name, _shard(tensor)
 
 
 def _shard(tensor: Any) -> Any:
     """What this process has of a tensor."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    if not is_sharded(tensor):
+        return tensor
+    shard = tensor.to_local().detach()
+    setattr(shard, _OF_DTENSOR, True)
+    return shard
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -298,17 +364,13 @@ def _is_copy(tensors: list[torch.Tensor], model: nn.Module | None) -> bool:
     return model is not None and [t.shape for t in tensors] == [t.shape for _, t in _named(model) if is_strided(t)]
 
 
-def _is_sharded(model: nn.Module | None) -> bool:
-    return model is not None and any(hasattr(parameter, "to_local") for parameter in model.parameters())
-
-
 def _is_long(value: object) -> bool:
     return is_plain(value, ANY_LENGTH) and not is_plain(value)
 
 
 def _by_reference(value: Any) -> Any:
     """A copy of the lists and dictionaries, with the tensors themselves."""
-    return deepcopy(value, {id(tensor): _shard(tensor).detach() for tensor in _tensors(value)})
+    return deepcopy(value, {id(tensor): _shard(tensor.detach()) for tensor in _tensors(value)})
 
 
 def _filled(here: Any, there: Any) -> Any:
@@ -316,7 +378,7 @@ def _filled(here: Any, there: Any) -> Any:
     if isinstance(there, torch.Tensor) and isinstance(here, torch.Tensor):
         shard = _shard(here)
         if is_strided(shard) and (shard.shape, shard.dtype) == (there.shape, there.dtype):
-            _copy_into(shard, there)
+            copy_into(shard, there)
             return here
         return there.to(here.device, copy=True)
     if type(there) is type(here) and isinstance(there, dict) and here.keys() == there.keys():
@@ -329,7 +391,8 @@ def _filled(here: Any, there: Any) -> Any:
     return deepcopy(there)
 
 
-def _copy_into(here: torch.Tensor, there: torch.Tensor) -> None:
+def copy_into(here: torch.Tensor, there: torch.Tensor) -> None:
+    """Also where the first one was made in inference mode."""
     with torch.inference_mode() if here.is_inference() else torch.no_grad():
         here.copy_(there)
 

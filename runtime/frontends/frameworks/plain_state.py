@@ -33,13 +33,18 @@ def is_plain(value: object, elements: int = ELEMENTS_MAX) -> bool:
     return _values(value, DEPTH_MAX, elements) <= VALUES_MAX
 
 
+def is_sharded(value: object) -> bool:
+    """Whether it is a DTensor."""
+    return isinstance(value, torch.Tensor) and hasattr(value, "to_local")
+
+
 def _values(value: Any, depth: int, elements: int) -> int:
     """How many values it has; more than VALUES_MAX for what is not plain."""
     if value is None or type(value) in (bool, int, float, str):
         return 1
     if type(value) is torch.Tensor and value.numel() <= elements:
         return 1
-    if elements == ANY_LENGTH and (type(value) is torch.nn.Parameter or hasattr(value, "to_local")):
+    if elements == ANY_LENGTH and (type(value) is torch.nn.Parameter or is_sharded(value)):
         return 1
     if type(value) not in (*_DICTIONARIES, list, tuple) or depth == 0 or len(value) > VALUES_MAX:
         return VALUES_MAX + 1

@@ -9,7 +9,7 @@ from typing import Any
 
 from elastic.errors import ConfigError
 from runtime.frontends.frameworks import long_tensors
-from runtime.frontends.frameworks.long_tensors import NOTHING, CallbackReader, Told, numbered
+from runtime.frontends.frameworks.long_tensors import NOTHING, CallbackReader, Told, has_any, numbered
 from runtime.frontends.frameworks.plain_state import plain_attributes, set_attributes
 from runtime.frontends.frameworks.trackers.runs import OF_RUN
 
@@ -19,7 +19,8 @@ DATASETS = ("train_dataset", "eval_dataset")
 
 def reader(trainer: Any) -> CallbackReader:
     """Tells what the callbacks of this trainer keep."""
-    return CallbackReader(trainer.model, [trainer, *(getattr(trainer, name, None) for name in DATASETS)])
+    wrapped = getattr(trainer, "model_wrapped", None)
+    return CallbackReader(trainer.model, [trainer, wrapped, *(getattr(trainer, name, None) for name in DATASETS)])
 
 
 def kept(callbacks: Iterable[Any], reader: CallbackReader) -> list[Any]:
@@ -56,12 +57,12 @@ def put_back(callbacks: list[Any], state: list[Any], reader: CallbackReader, *, 
         if (callback := here.get(key)) is not None:
             set_attributes(callback, values)
             long_tensors.put_back(callback, long, f"callback {key[0]}", strict=strict)
-        elif (values or any(long.values())) and _decides(key[0]):
+        elif (values or has_any(long)) and _decides(key[0]):
             raise _refusal(key[0], "has a state in the other workers, or in the checkpoint, and is not in this one")
     for key, callback in here.items():
         if key in there or not _decides(key[0]):
             continue
-        if plain_attributes(callback, without=OF_RUN) or any(reader.told(callback).values()):
+        if plain_attributes(callback, without=OF_RUN) or has_any(reader.told(callback)):
             raise _refusal(key[0], "has a state in this worker, and is not in the others, or in the checkpoint")
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from elastic.errors import NotCarried, OtherState
 from runtime.frontends.ddp.frames.model_copies import ModelCopies
 from runtime.frontends.ddp.frames.places import ScriptFrames, ValuePlace
-from runtime.frontends.frameworks.long_tensors import CallbackTensors, Told
+from runtime.frontends.frameworks.long_tensors import CallbackTensors, Told, copy_into
 from runtime.frontends.frameworks.plain_state import ANY_LENGTH, is_plain
 
 
@@ -30,21 +30,33 @@ class KeptAverages:
         self._copies = ModelCopies(frames, models, registered)
         self._changed = CallbackTensors(behind=True)
         self._told: dict[str, Any] = {}
+        self._there = {place[:3]: id(value) for place, value in frames.names() if value is not None}
+        """Frame, function and name of what the script has then."""
         self._late: list[tuple[list[Any], Any]] = []
-        """Frame, function and name of those that the script has made in a loop, and what the name stands for."""
+        """Values that the script has made in a loop and that have such a copy in them, each behind all its places:
+        frame, function, name and path."""
         self.note()
 
     def note(self) -> None:
         """A step is done. Raises NotCarried for a copy in an object that was made in a loop: the next round has none to
         fill there before it comes to that place."""
-        self._late = []
+        late: dict[int, tuple[list[Any], Any]] = {}
+        values = {place[:3]: id(value) for place, value in self._frames.names()}
         for group in self._copies.refresh():
-            if not is_plain(group.owners[0], ANY_LENGTH):
+            name, path = group.place[:3], group.place.path
+            depth = next((n for n, owner in enumerate(group.owners) if is_plain(owner, ANY_LENGTH)), None)
+            # Names that come up in the loop are there again; attributes and entries only in what is there by then.
+            if depth is None or (depth and self._there.get(name) != values[name]):
                 raise NotCarried(
                     f"{group.place.spelling}, a copy of the weights, was made in the training loop, and could not be "
                     "filled in the next round: make it before the first loop, or keep its state_dict()"
                 )
-            self._late.append((list(group.place[:3]), group.owners[0]))
+            late.setdefault(id(group.owners[depth]), ([[*name, list(path[:depth])]], group.owners[depth]))
+        for place, value in self._frames.values() if late else ():
+            at = [*place[:3], list(place.path)]
+            if id(value) in late and at not in (places := late[id(value)][0]):
+                places.append(at)
+        self._late = list(late.values())
         (told,) = self._changed.note([("", _told(self._own()))], None)
         self._told = told["values"]
 
@@ -66,14 +78,30 @@ class KeptAverages:
                 raise OtherState(
                     f"{text}, an average of the weights, was kept, and the script has none of its shape now"
                 )
-            with torch.no_grad():
-                own[text].copy_(tensor)
+            copy_into(own[text], tensor)
         self._changed.loaded([("", _told(state["own"]))])
         self._late = state["late"]
 
     def put_late(self) -> None:
-        """The loop in which they were made goes on."""
-        self._frames.write({ValuePlace(*place): value for place, value in self._late})
+        """The loop in which they were made goes on. Dictionaries and lists that are there are filled: others may have
+        them, too."""
+        names = {place[:3]: value for place, value in self._frames.names()}
+        wanted: dict[ValuePlace, object] = {}
+        for places, there in self._late:
+            first, *others = (ValuePlace(frame, function, name, tuple(path)) for frame, function, name, path in places)
+            here: Any = names.get(first[:3])
+            key: Any
+            for key in first.path:
+                here = here[key] if isinstance(here, dict | list | tuple) else getattr(here, str(key), None)
+            if type(here) is type(there) and isinstance(here, dict):
+                here.clear()
+                here.update(there)
+            elif type(here) is type(there) and isinstance(here, list):
+                here[:] = there
+            else:
+                here = wanted[first] = there
+            wanted |= dict.fromkeys(others, here)
+        self._frames.write(wanted)
 
 
 def _told(values: dict[str, Any]) -> Told:

@@ -179,6 +179,7 @@ class KeptLightning:
         objects = parts.objects_of(trainer.strategy, trainer)
         metrics = functools.partial(parts.metrics_of, trainer.lightning_module)
         self._state = LightningState(trainer, self._csv, metrics, list(objects.values()))
+        self._state.begin()
         self._kept = keep(**{**objects, NAME: self})
         self._random = RandomNumbers().state_dict() if self._found is not None else None
 
@@ -191,7 +192,7 @@ class KeptLightning:
     def _on_epoch_start(self) -> None:
         if self._state is not None and not self._begun:  # what callbacks do from now on is told
             self._begun = True
-            self._state.note()
+            self._state.begin()
         if (found := self._found) is not None and self._state is not None:
             self._state.put_back()
             self._state.found = None

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from elastic.errors import ConfigError
+from elastic.errors import ConfigError, NotCarried
 from runtime.data.random_state import RandomNumbers
 from runtime.frontends.frameworks import trainer_callbacks
 from runtime.frontends.frameworks.long_tensors import NOTHING, CallbackTensors, Key, Told, numbered, put_back
@@ -166,8 +166,9 @@ class KeptTrainer:
 
         def begun(*args: Any, **kwargs: Any) -> Any:
             trainer.callback_handler.on_train_begin = begin
+            self._long.begin(self._rows())
             control = begin(*args, **kwargs)
-            self._note()
+            self._long.begin(self._rows())
             self._restore()
             return control
 
@@ -202,11 +203,11 @@ class KeptTrainer:
     def _numbered(self) -> list[tuple[Key, Any]]:
         return numbered((type(one).__name__, one) for one in self._trainer.callback_handler.callbacks)
 
-    def _note(self) -> None:
+    def _rows(self) -> list[tuple[str, Told]]:
         """What callbacks and the trainer keep besides tensors of the model, now."""
         reader = trainer_callbacks.reader(self._trainer)
         rows = [(type(one).__name__, reader.told(one)) for one in self._trainer.callback_handler.callbacks]
-        self._told = self._long.note([*rows, (NAME, reader.told(self._trainer))], self._trainer.model)
+        return [*rows, (NAME, reader.told(self._trainer, without=APART))]
 
     def _run_epoch(self, **words: Any) -> Any:
         if self._found is not None:
@@ -239,13 +240,16 @@ class KeptTrainer:
             self._state.update(trainer.state)
         except TypeError as error:  # the same in all ranks, each of which has the whole log
             self._kept.turn_off(f"what Trainer's state or log has cannot be written as JSON: {error}")
-        self._note()
+        self._told = self._long.note(self._rows(), trainer.model)
         if self._long.late:
             self._kept.turn_off(
                 f"{self._long.late} was made when training had begun, and could not be filled in the next round: make "
                 "it in __init__() or in on_train_begin()"
             )
-        self._kept.done()
+        try:
+            self._kept.done()
+        except NotCarried as error:
+            self._kept.turn_off(str(error))
 
 
 class _StateJson:

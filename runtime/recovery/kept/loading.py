@@ -326,6 +326,8 @@ def _target(saved: SavedTensor, one: Any, piece: Piece | None, *, numbered: bool
         device = like.device
     elif piece is not None:
         device = piece.tensor.device
+    elif (own := torch.accelerator.current_accelerator()) is not None and own.type == saved.device:
+        device = torch.device(own.type, torch.accelerator.current_device_index())
     kind = from_blob(torch.empty(0, dtype=torch.uint8), saved.dtype, (0,)).dtype
     if like is not None and tuple(like.shape) == saved.shape and (saved.distributed or device == like.device):
         made: Any = torch.zeros_like(like.detach(), dtype=kind)

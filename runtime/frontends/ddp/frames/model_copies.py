@@ -32,6 +32,8 @@ KEPT_MAX = 1 << 20
 """Elements of a tensor outside of a copy of the model. The values of a larger one are not kept: it is data."""
 COLLECTION_MAX = 4096
 """Entries of a dict, list or tuple that is looked into."""
+BELOW_MAX = 64
+"""Of the objects, dicts, lists and tuples in one of them so many are looked into: more are data."""
 _CLOSED = (type, ModuleType, FunctionType, DataLoader, Dataset, Sampler, str, bytes)
 _WITHOUT_TENSORS = CODE | {bool, bytes, float, int, str, type, type(None)}
 """Types of most names of a script."""
@@ -214,6 +216,7 @@ class ModelCopies:
             tensor.untyped_storage().data_ptr()
             for module in self._modules
             for tensor in (*module.parameters(), *module.buffers())
+            if type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout == torch.strided
         }
         seen: set[object] = set(self._closed)
         # An average keeps its place, whichever other name refers to it since, as a checkpoint that the script saves. A
@@ -239,7 +242,9 @@ class ModelCopies:
             for key, value in _entries(owner):
                 if _is_tensor(value):
                     group.tensors[place.under(key)] = value
-                elif type(value) not in _WITHOUT_TENSORS and len(place.path) < DEPTH_MAX:
+                elif type(value) in _WITHOUT_TENSORS or len(place.path) >= DEPTH_MAX:
+                    continue
+                elif len(below) < BELOW_MAX or not isinstance(owner, dict | list | tuple):
                     below.append((place.under(key), value))
         group.tensors = {
             key: tensor

@@ -69,7 +69,7 @@ class LightningState:
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
         loop = trainer.fit_loop.epoch_loop
-        told = self.note()
+        told = self.long.note(self._long_tensors(), trainer.lightning_module)
         callbacks = [[*_of_callback(callback), long] for callback, long in zip(trainer.callbacks, told, strict=True)]
         return {
             "loops": trainer.fit_loop.state_dict(),
@@ -90,9 +90,9 @@ class LightningState:
             "written": list(self.written),
         }
 
-    def note(self) -> list[Told]:
-        """The long tensors of each callback that others need: those that have changed since this was called first."""
-        return self.long.note(self._long_tensors(), self._trainer.lightning_module)
+    def begin(self) -> None:
+        """See CallbackTensors."""
+        self.long.begin(self._long_tensors())
 
     def _long_tensors(self) -> Iterator[tuple[str, Told]]:
         """(name, tensors) of each callback."""

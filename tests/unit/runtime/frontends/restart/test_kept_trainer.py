@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from elastic.errors import NotCarried
 from runtime.frontends.frameworks.plain_state import ELEMENTS_MAX
 from runtime.frontends.restart import kept_trainer
 from runtime.frontends.restart.kept_trainer import LOADERS, REPLACED, SKIPPED, KeptTrainer, _StateJson
@@ -150,7 +151,7 @@ def kept_with(tmp_path: Path) -> Callable[..., Any]:
         place: Any = SimpleNamespace(memory=str(tmp_path))
         kept: Any = KeptTrainer(trainer, place)
         kept._kept, kept._updates = Kept(), 10
-        kept._note()
+        kept._long.begin(kept._rows())
         return kept
 
     return made
@@ -192,3 +193,14 @@ def test_nothing_is_kept_when_a_callback_makes_what_the_next_round_could_not_fil
     counts.best = copy.deepcopy(kept._trainer.model)
     kept._maybe_log_save_evaluate()
     assert kept._kept.off.startswith("best of Counts was made when training had begun")
+
+
+def test_what_cannot_be_carried_ends_no_training(kept_with: Callable[..., Any]) -> None:
+    kept = kept_with(Counts())
+
+    def refused() -> None:
+        raise NotCarried("callbacks.0.2 is a function")
+
+    kept._kept.done = refused
+    kept._maybe_log_save_evaluate()
+    assert kept._kept.off == "callbacks.0.2 is a function"
