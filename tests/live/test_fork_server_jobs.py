@@ -27,16 +27,28 @@ def ways(job: Job) -> list[str]:
     return [line["start"] for line in job.events("worker_started")]
 
 
+def await_successor(job: Job, gone: str) -> str:
+    """The worker that has joined in the slot of this one. A newcomer whose epoch ends before it has copied the state
+    gives way to another process."""
+    slot = gone.rpartition(".")[0]
+
+    def joined() -> str:
+        found = [str(line["worker_id"]) for line in job.events("joined") if line["worker_id"] > gone]
+        return next((worker for worker in found if worker.rpartition(".")[0] == slot), "")
+
+    return job.until(f"a successor of {gone}", joined)
+
+
 def test_cold_workers_and_their_replacements_compute_the_bits_of_forked_ones(quiet: Quiet, tmp_path: Path) -> None:
     with Job(tmp_path, "--workers", "2", "--quiet", "--cold-start", str(TRAINER)) as job:
         job.pace(PACE_S)
         job.shut("end")
         job.await_world(2)
         job.send("local.1.0")
-        job.await_event("joined", worker_id="local.1.1")
+        await_successor(job, "local.1.0")
         job.finish()
         assert job.result["digest"] == quiet.digest
-        assert ways(job) == ["cold"] * 3
+        assert len(ways(job)) > 2 and set(ways(job)) == {"cold"}
         assert job.events("fork_server_ready") == []
         assert job.left_behind() == {}
 
@@ -49,13 +61,14 @@ def test_a_job_whose_fork_server_is_killed_goes_on_with_the_same_bits(quiet: Qui
         job.await_world(2)
         pid = fork_server(job)
         job.send("local.1.0")
-        job.await_event("joined", worker_id="local.1.1")
+        second = await_successor(job, "local.1.0")
+        forked = len(ways(job))
         os.kill(pid, signal.SIGKILL)
-        job.send("local.1.1")
-        job.await_event("joined", worker_id="local.1.2")
+        job.send(second)
+        await_successor(job, second)
         job.finish()
         assert job.result["digest"] == quiet.digest
-        assert ways(job)[2:] == ["forked", "cold"]
+        assert set(ways(job)[2:forked]) == {"forked"} and ways(job)[forked] == "cold"
         assert [line["because"] for line in job.events("worker_exited", worker_id="local.0.0")] == ["exited with 0"]
         assert job.left_behind() == {}
 

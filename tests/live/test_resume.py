@@ -66,7 +66,7 @@ def test_a_job_that_loses_every_worker_goes_on_from_memory(tmp_path: Path, quiet
     with Job(tmp_path, *options, str(TRAINER)) as job:
         job.pace(0.005)
         job.shut("step 100")
-        job.await_event("checkpoint_complete", step=60)
+        job.await_event("checkpoint_complete", series="_periodic", step=60)
         job.until("a newer snapshot", lambda: any(line["step"] > 60 for line in job.events("snapshot_complete")))
         kill_every_worker(job)
         job.open("step 100")
@@ -94,7 +94,7 @@ def test_a_snapshot_that_turns_out_to_be_damaged_while_it_is_loaded_costs_steps_
     options = ("--workers", "2", "--checkpoint-every", "60 steps", "--snapshot-every", "2 steps")
     with Job(tmp_path, *options, str(SCRIPTS / "flipping.py")) as job:
         job.pace(0.005)
-        job.await_event("checkpoint_complete", step=60)
+        job.await_event("checkpoint_complete", series="_periodic", step=60)
         job.pace(0.02)
         job.until("a newer snapshot", lambda: any(line["step"] > 60 for line in job.events("snapshot_complete")))
         kill_every_worker(job)
