@@ -42,7 +42,10 @@ def test_workers_lost_before_during_and_after_the_loss_of_the_rendezvous(quiet: 
         job.finish()
         assert job.result["digest"] == quiet.digest
         assert ledger.compare(quiet.steps, job.steps()) is None
-        assert {line["because"] for line in job.events("member_lost")} == {"killed by SIGKILL"}
+        lost = {line["worker_id"]: line["because"] for line in job.events("member_lost")}
+        assert lost.pop(first) == lost.pop(second) == "killed by SIGKILL"
+        newcomers = {worker for worker in lost if not worker.endswith(".0")}  # one may give way to another process
+        assert lost == dict.fromkeys(newcomers, "found itself fenced")
         assert job.left_behind() == {}
 
 
