@@ -37,7 +37,7 @@ NOTHING: Told = {"values": {}, "modules": {}, "objects": {}}
 
 _SCALARS = (bool, int, float, str, type(None))
 _OF_DTENSOR = "_is_shard_of_dtensor"
-"""An attribute of tensors that are shards."""
+"""An attribute of tensors that are shards: the version of their DTensor, which rises when that is changed."""
 
 Key = tuple[str, int]
 Path = tuple[str, ...]
@@ -90,8 +90,6 @@ class CallbackReader:
         self._model = model
         self._apart = [model, *apart]
         self._addresses: set[int] | None = None
-        self._modules: set[int] = set()
-        """Ids of modules that were told: a second object that has one, too, tells nothing of it."""
 
     def told(self, owner: object, *, without: Collection[str] = ()) -> Told:
         """What an object keeps, also in objects in its attributes; the tensors themselves. without: names of
@@ -112,9 +110,8 @@ class CallbackReader:
             if name in without:
                 continue
             if isinstance(value, nn.Module):
-                if not self._is_apart(value) and id(value) not in self._modules:
-                    self._modules.add(id(value))
-                    tensors = {key: shard.detach() for key, shard in _named(value) if self._is_own(shard)}
+                if not self._is_apart(value):
+                    tensors = {key: shard for key, shard in _named(value) if self._is_own(shard)}
                     found["modules"].update({name: tensors} if tensors else {})
             elif _is_long(value) and all(self._is_own(_shard(tensor)) for tensor in _tensors(value)):
                 found["values"][name] = _by_reference(value)
@@ -142,16 +139,31 @@ class _Mark:
 
     def __init__(self, every: Iterable[torch.Tensor]) -> None:
         tensors = list(every)
-        self._places = [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
+        self._places = [(t.data_ptr(), _version(t)) for t in tensors]
         self._samples = samples(tensors)
+        self.count = len(tensors)
 
     def is_of(self, other: _Mark) -> bool:
         """Whether nothing has changed between the two moments."""
         return self._places == other._places and not differ(self._samples, other._samples)
 
     def was_moved(self, other: _Mark) -> bool:
-        """Whether the tensors are on another device, or of another dtype, at the other moment."""
-        return self._samples.keys() != other._samples.keys()
+        """Whether all that has changed is the device of the tensors, or their dtype."""
+        pairs = list(zip(self._samples.items(), other._samples.items(), strict=False))
+        same = self.count == other.count and len(self._samples) == len(other._samples)
+        return same and self._samples.keys() != other._samples.keys() and all(_alike(*pair) for pair in pairs)
+
+
+def _alike(mine: tuple[Any, torch.Tensor], theirs: tuple[Any, torch.Tensor]) -> bool:
+    """Whether samples have the same values, in the coarser of their dtypes. Each: (device and dtype, bytes)."""
+    (first, second), dtypes = (found.view(kind[1]).cpu() for kind, found in (mine, theirs)), (mine[0][1], theirs[0][1])
+    coarse = min(dtypes, key=lambda dtype: dtype.itemsize)
+    return torch.equal(first.to(coarse), second.to(coarse))
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """Of a shard that of its DTensor."""
+    return getattr(tensor, _OF_DTENSOR, 0 if tensor.is_inference() else tensor._version)
 
 
 class CallbackTensors:
@@ -179,8 +191,9 @@ class CallbackTensors:
         self._copied: set[Key] = set()
         """Callbacks that were seen to change tensors there."""
         self.late = ""
-        """An attribute that is told and that put_back() cannot give to a callback whose training begins: a module, a
-        sharded tensor, or what an object has that was not there then. "": there is none."""
+        """An attribute that is told and that put_back() cannot give to a callback whose training begins: a module or a
+        sharded tensor that was not there then, what an object has that was not, or a module that has grown. "": there
+        is none."""
 
     def begin(self, callbacks: Iterable[tuple[str, Told]]) -> None:
         """To be called twice, if the model is filled before callbacks are told that training begins: before that and
@@ -206,7 +219,7 @@ class CallbackTensors:
             for path, tensors in _attributes(long):
                 if (place := (key, path)) not in self._changed and self._has_changed(place, tensors, model):
                     self._changed.add(place)
-                    if place in self._new and self._is_late(place, tensors):
+                    if self._is_late(place, tensors):
                         self.late = self.late or f"{'.'.join(path[1::2])} of {key[0]}"
             changed = _only(long, self._told_of(key))
             if has_any(changed) and not self._behind:
@@ -221,15 +234,18 @@ class CallbackTensors:
             self._new.add(place)
             if place[1][-2] == "values" or _is_copy(tensors, model):
                 return True
-        if (first := self._first.setdefault(place, mark)).was_moved(mark):
+        first = self._first.setdefault(place, mark)
+        if place[1][-2] == "modules" and first.was_moved(mark):
             self._first[place] = mark
             return False
         return not first.is_of(mark)
 
     def _is_late(self, place: Place, tensors: list[torch.Tensor]) -> bool:
         key, path = place
+        if place not in self._new:
+            return path[-2] == "modules" and self._first[place].count != len(tensors)
         there = path[0] == "values" or (key, path[:2]) in (self._objects or ())
-        return path[-2] == "modules" or not there or any(getattr(tensor, _OF_DTENSOR, False) for tensor in tensors)
+        return path[-2] == "modules" or not there or any(hasattr(tensor, _OF_DTENSOR) for tensor in tensors)
 
     def _told_of(self, key: Key) -> set[Path]:
         """What is told of a callback: if anything, then all of the objects that it has had from the beginning, as they
@@ -269,8 +285,8 @@ def put_back(owner: Any, found: Told, where: str, *, strict: bool) -> None:
             setattr(owner, name, filled)
     for name, tensors in found["modules"].items():
         module = getattr(owner, name, None)
-        mine = _with_buffers_like(module, tensors) if isinstance(module, nn.Module) else {}
-        if all(key in mine and is_strided(mine[key]) and mine[key].shape == t.shape for key, t in tensors.items()):
+        mine = _fitting(module, tensors) if isinstance(module, nn.Module) else None
+        if mine is not None:
             for key, tensor in tensors.items():
                 copy_into(mine[key], tensor)
         elif strict:
@@ -282,15 +298,20 @@ def put_back(owner: Any, found: Told, where: str, *, strict: bool) -> None:
             raise _refusal(where, name)
 
 
-def _with_buffers_like(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """The tensors of a module by name, once buffers have the shapes of these: tables of positions grow with use."""
-    here = dict(_named(module))
-    for path, buffer in list(module.named_buffers()):
-        if path in tensors and path in here and not is_sharded(buffer) and buffer.shape != tensors[path].shape:
-            owner, _, name = path.rpartition(".")
-            here[path] = torch.empty_like(tensors[path], device=buffer.device)
-            module.get_submodule(owner)._buffers[name] = here[path]
-    return here
+def _fitting(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
+    """The tensors of a module by name, if they have the shapes of these. Buffers of another shape are replaced: tables
+    of positions grow with use."""
+    mine, buffers = dict(_named(module)), dict(module.named_buffers())
+    if not mine.keys() >= tensors.keys() or not all(is_strided(mine[key]) for key in tensors):
+        return None
+    other = {key for key, tensor in tensors.items() if mine[key].shape != tensor.shape}
+    if not all(key in buffers and not is_sharded(buffers[key]) for key in other):
+        return None
+    for key in other:
+        mine[key] = torch.empty_like(tensors[key], device=buffers[key].device)
+        for part in module.modules():
+            part._buffers.update({name: mine[key] for name, one in part._buffers.items() if one is buffers[key]})
+    return mine
 
 
 def differ(before: Samples, now: Samples) -> bool:
@@ -309,11 +330,13 @@ def _named(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _shard(tensor: Any) -> Any:
-    """What this process has of a tensor."""
+    """What this process has of a tensor, without its graph."""
+    if type(tensor) in (torch.Tensor, nn.Parameter):
+        return tensor.detach()
     if not is_sharded(tensor):
         return tensor
     shard = tensor.to_local().detach()
-    setattr(shard, _OF_DTENSOR, True)
+    setattr(shard, _OF_DTENSOR, tensor._version)
     return shard
 
 
@@ -370,7 +393,7 @@ def _is_long(value: object) -> bool:
 
 def _by_reference(value: Any) -> Any:
     """A copy of the lists and dictionaries, with the tensors themselves."""
-    return deepcopy(value, {id(tensor): _shard(tensor.detach()) for tensor in _tensors(value)})
+    return deepcopy(value, {id(tensor): _shard(tensor) for tensor in _tensors(value)})
 
 
 def _filled(here: Any, there: Any) -> Any:

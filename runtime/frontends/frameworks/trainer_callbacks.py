@@ -17,10 +17,10 @@ DATASETS = ("train_dataset", "eval_dataset")
 """Attributes of a trainer that each process has by itself."""
 
 
-def reader(trainer: Any) -> CallbackReader:
-    """Tells what the callbacks of this trainer keep."""
-    wrapped = getattr(trainer, "model_wrapped", None)
-    return CallbackReader(trainer.model, [trainer, wrapped, *(getattr(trainer, name, None) for name in DATASETS)])
+def reader(trainer: Any, apart: Iterable[object] = ()) -> CallbackReader:
+    """Tells what the callbacks of this trainer keep. apart: more objects that are told otherwise."""
+    datasets = (getattr(trainer, name, None) for name in DATASETS)
+    return CallbackReader(trainer.model, [trainer, getattr(trainer, "model_wrapped", None), *datasets, *apart])
 
 
 def kept(callbacks: Iterable[Any], reader: CallbackReader) -> list[Any]:

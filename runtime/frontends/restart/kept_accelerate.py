@@ -153,6 +153,8 @@ class KeptAccelerate:
         loop = self._current()
         if self._kept is None or loop is None:
             return {}  # keep() asks before it fills it
+        if self._averages is not None:
+            self._averages.note()
         return {
             "ended": self._ended,
             "batch": self._batch,
@@ -289,8 +291,6 @@ class KeptAccelerate:
             elif len(self._prepared()) != self._objects:
                 self.stop("the script has prepared more behind the beginning of its first loop")
             else:
-                if self._averages is not None:
-                    self._averages.note()
                 self._kept.done()
         except NotCarried as error:
             self.stop(str(error))

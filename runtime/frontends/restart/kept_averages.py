@@ -20,6 +20,9 @@ from runtime.frontends.ddp.frames.places import ScriptFrames, ValuePlace
 from runtime.frontends.frameworks.long_tensors import CallbackTensors, Told, copy_into
 from runtime.frontends.frameworks.plain_state import ANY_LENGTH, is_plain
 
+BELOW_MAX = 64
+"""Objects in a list or a dictionary of the script that are looked into: more are data."""
+
 
 class KeptAverages:
     """A part of what elastic.keep has of such a script."""
@@ -27,11 +30,11 @@ class KeptAverages:
     def __init__(self, frames: ScriptFrames, models: Iterable[nn.Module], registered: Iterable[Any]) -> None:
         """Find those that the script has when its first loop begins. registered: objects that are kept as such."""
         self._frames = frames
-        self._copies = ModelCopies(frames, models, registered)
+        self._copies = ModelCopies(frames, models, registered, below_max=BELOW_MAX)
         self._changed = CallbackTensors(behind=True)
         self._told: dict[str, Any] = {}
-        self._there = {place[:3]: id(value) for place, value in frames.names() if value is not None}
-        """Frame, function and name of what the script has then."""
+        self._there = {place: id(value) for place, value in frames.values() if value is not None}
+        """What the script has then."""
         self._late: list[tuple[list[Any], Any]] = []
         """Values that the script has made in a loop and that have such a copy in them, each behind all its places:
         frame, function, name and path."""
@@ -41,12 +44,13 @@ class KeptAverages:
         """A step is done. Raises NotCarried for a copy in an object that was made in a loop: the next round has none to
         fill there before it comes to that place."""
         late: dict[int, tuple[list[Any], Any]] = {}
-        values = {place[:3]: id(value) for place, value in self._frames.names()}
         for group in self._copies.refresh():
             name, path = group.place[:3], group.place.path
             depth = next((n for n, owner in enumerate(group.owners) if is_plain(owner, ANY_LENGTH)), None)
-            # Names that come up in the loop are there again; attributes and entries only in what is there by then.
-            if depth is None or (depth and self._there.get(name) != values[name]):
+            # Names that come up in the loop are there again; attributes and entries only of what is there by then.
+            if depth is None or not all(
+                self._there.get(ValuePlace(*name, path[:n])) == id(group.owners[n]) for n in range(depth)
+            ):
                 raise NotCarried(
                     f"{group.place.spelling}, a copy of the weights, was made in the training loop, and could not be "
                     "filled in the next round: make it before the first loop, or keep its state_dict()"
@@ -72,6 +76,7 @@ class KeptAverages:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises OtherState if the script has not all of them."""
+        self._copies.refresh()  # the single batches of loops that are over may have bound others
         own = {place.text: tensor for place, tensor in self._copies.tensors.items()}
         for text, tensor in ((text, tensor) for group in state["own"].values() for text, tensor in group.items()):
             if text not in own or own[text].shape != tensor.shape:
@@ -83,25 +88,32 @@ class KeptAverages:
         self._late = state["late"]
 
     def put_late(self) -> None:
-        """The loop in which they were made goes on. Dictionaries and lists that are there are filled: others may have
-        them, too."""
-        names = {place[:3]: value for place, value in self._frames.names()}
+        """The loop in which they were made goes on. A dictionary or list that is there is filled, as objects of the
+        script may have it, too; but if other names stand for it here, they are no names of the value."""
         wanted: dict[ValuePlace, object] = {}
-        for places, there in self._late:
-            first, *others = (ValuePlace(frame, function, name, tuple(path)) for frame, function, name, path in places)
-            here: Any = names.get(first[:3])
-            key: Any
-            for key in first.path:
-                here = here[key] if isinstance(here, dict | list | tuple) else getattr(here, str(key), None)
-            if type(here) is type(there) and isinstance(here, dict):
-                here.clear()
-                here.update(there)
-            elif type(here) is type(there) and isinstance(here, list):
-                here[:] = there
+        held: dict[int, set[ValuePlace]] = defaultdict(set)
+        here: dict[ValuePlace, Any] = {}
+        for place, value in self._frames.values():
+            held[id(value)].add(place)
+            here[place] = value
+        for rows, there in self._late:
+            places = [ValuePlace(frame, function, name, tuple(path)) for frame, function, name, path in rows]
+            found: Any = here.get(places[0])
+            if type(found) is type(there) and isinstance(found, dict | list) and held[id(found)] <= set(places):
+                held[id(found)].add(_FILLED)
+                if isinstance(found, dict):
+                    found.clear()
+                    found.update(there)
+                else:
+                    found[:] = there
             else:
-                here = wanted[first] = there
-            wanted |= dict.fromkeys(others, here)
+                found = there
+            wanted |= {place: found for place in places if here.get(place) is not found}
         self._frames.write(wanted)
+
+
+_FILLED = ValuePlace(0, "", "")
+"""A place of no value."""
 
 
 def _told(values: dict[str, Any]) -> Told:

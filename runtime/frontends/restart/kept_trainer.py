@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from elastic.errors import ConfigError, NotCarried
 from runtime.data.random_state import RandomNumbers
@@ -205,9 +206,11 @@ class KeptTrainer:
 
     def _rows(self) -> list[tuple[str, Told]]:
         """What callbacks and the trainer keep besides tensors of the model, now."""
-        reader = trainer_callbacks.reader(self._trainer)
-        rows = [(type(one).__name__, reader.told(one)) for one in self._trainer.callback_handler.callbacks]
-        return [*rows, (NAME, reader.told(self._trainer, without=APART))]
+        trainer, callbacks = self._trainer, self._trainer.callback_handler.callbacks
+        reader = trainer_callbacks.reader(trainer)
+        rows = [(type(one).__name__, reader.told(one)) for one in callbacks]
+        told = [value for one in callbacks for value in vars(one).values() if isinstance(value, nn.Module)]
+        return [*rows, (NAME, trainer_callbacks.reader(trainer, told).told(trainer, without=APART))]
 
     def _run_epoch(self, **words: Any) -> Any:
         if self._found is not None:

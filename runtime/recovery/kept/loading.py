@@ -162,8 +162,9 @@ def load(objects: Mapping[str, Any], saved: SavedState) -> None:
         )
     pieces = {piece.path: piece for piece in own.pieces}
     numbered = {name for name, one in objects.items() if _has_groups(one, saved.plain[name])}
+    devices = {piece.tensor.device.type: piece.tensor.device for piece in own.pieces}
     targets = [
-        _target(one, objects[_owner(one.path)], pieces.get(one.path), numbered=_owner(one.path) in numbered)
+        _target(one, objects[_owner(one.path)], pieces.get(one.path), devices, numbered=_owner(one.path) in numbered)
         for one in saved.tensors
     ]
     for target in targets:
@@ -312,8 +313,11 @@ def _parameter_of(tensor: SavedTensor, parameters: Sequence[torch.Tensor]) -> to
     return parameters[int(words[2])]
 
 
-def _target(saved: SavedTensor, one: Any, piece: Piece | None, *, numbered: bool) -> _Target:
+def _target(
+    saved: SavedTensor, one: Any, piece: Piece | None, devices: Mapping[str, torch.device], *, numbered: bool
+) -> _Target:
     """Where a saved tensor goes: into the tensor of a module, or into a new one that load_state_dict() is given.
+    devices: of this process, by their kind, for tensors that have no counterpart yet.
     numbered: it is of an optimizer whose state has the numbers of parameters, and not their names, which may be numbers
     too, as in an nn.Sequential."""
     if isinstance(one, nn.Module) and piece is not None:
@@ -326,8 +330,8 @@ def _target(saved: SavedTensor, one: Any, piece: Piece | None, *, numbered: bool
         device = like.device
     elif piece is not None:
         device = piece.tensor.device
-    elif (own := torch.accelerator.current_accelerator()) is not None and own.type == saved.device:
-        device = torch.device(own.type, torch.accelerator.current_device_index())
+    else:
+        device = devices.get(saved.device, device)
     kind = from_blob(torch.empty(0, dtype=torch.uint8), saved.dtype, (0,)).dtype
     if like is not None and tuple(like.shape) == saved.shape and (saved.distributed or device == like.device):
         made: Any = torch.zeros_like(like.detach(), dtype=kind)

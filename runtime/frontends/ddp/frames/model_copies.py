@@ -32,8 +32,6 @@ KEPT_MAX = 1 << 20
 """Elements of a tensor outside of a copy of the model. The values of a larger one are not kept: it is data."""
 COLLECTION_MAX = 4096
 """Entries of a dict, list or tuple that is looked into."""
-BELOW_MAX = 64
-"""Of the objects, dicts, lists and tuples in one of them so many are looked into: more are data."""
 _CLOSED = (type, ModuleType, FunctionType, DataLoader, Dataset, Sampler, str, bytes)
 _WITHOUT_TENSORS = CODE | {bool, bytes, float, int, str, type, type(None)}
 """Types of most names of a script."""
@@ -54,11 +52,17 @@ class ModelCopies:
     `state_dict`."""
 
     def __init__(
-        self, frames: ScriptFrames, modules: Iterable[nn.Module], snapshots: Iterable[dict[Any, Any]] = ()
+        self,
+        frames: ScriptFrames,
+        modules: Iterable[nn.Module],
+        snapshots: Iterable[dict[Any, Any]] = (),
+        *,
+        below_max: int = COLLECTION_MAX,
     ) -> None:
         """Find the copies that the script has made so far. modules: what is registered. snapshots: what the script has
-        loaded, which is no copy, but what it has taken out of it may be one."""
-        self._frames = frames
+        loaded, which is no copy, but what it has taken out of it may be one. below_max: of the objects in a collection
+        so many are looked into."""
+        self._frames, self._below_max = frames, below_max
         self._modules = list(modules)
         # What only `snapshots` holds, its variable and this question's argument, is of no use to the script any more.
         self._snapshots = [snapshot for snapshot in snapshots if sys.getrefcount(snapshot) > 3]
@@ -244,7 +248,7 @@ class ModelCopies:
                     group.tensors[place.under(key)] = value
                 elif type(value) in _WITHOUT_TENSORS or len(place.path) >= DEPTH_MAX:
                     continue
-                elif len(below) < BELOW_MAX or not isinstance(owner, dict | list | tuple):
+                elif len(below) < self._below_max or not isinstance(owner, dict | list | tuple):
                     below.append((place.under(key), value))
         group.tensors = {
             key: tensor

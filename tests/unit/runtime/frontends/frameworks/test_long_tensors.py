@@ -328,6 +328,46 @@ def test_a_module_that_is_cast_or_whose_tables_grow_is_followed() -> None:
     assert taker.module.get_buffer("count").tolist() == [0, 1, 2, 3, 4]
 
 
+def test_a_value_that_is_bound_anew_with_another_dtype_has_changed() -> None:
+    tensors, callback = CallbackTensors(), Keeps(2.0)
+    made: Any = callback
+    made.centres = torch.zeros(LONG)
+    told_of(tensors, callback)
+    made.centres = torch.zeros(LONG, dtype=torch.float64)
+    assert told_of(tensors, callback)["values"].keys() == {"centres"}
+
+
+def test_a_module_that_is_filled_and_cast_at_once_has_changed() -> None:
+    tensors, callback = CallbackTensors(), Keeps(2.0)
+    told_of(tensors, callback)
+    nn.init.ones_(callback.module.weight)
+    callback.module.half()
+    assert told_of(tensors, callback)["modules"].keys() == {"module"}
+
+
+def test_a_module_that_does_not_fit_is_left_as_it_is() -> None:
+    giver, taker = Keeps(2.0), Keeps(1.0)
+    giver.module = nn.Linear(4, 2)
+    giver.module.register_buffer("count", torch.arange(5))
+    moved(giver, taker, strict=False)
+    assert int(taker.module.get_buffer("count")) == 1 and taker.module.weight.detach().mean() == 1
+
+
+def test_a_table_that_two_modules_share_stays_one() -> None:
+    def made(size: int) -> Any:
+        callback: Any = Late()
+        callback.teacher = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        table = torch.arange(size)
+        for part in callback.teacher:
+            part.register_buffer("table", table)
+        return callback
+
+    taker = made(3)
+    moved(made(5), taker)
+    first, second = taker.teacher
+    assert first.table is second.table and first.table.tolist() == [0, 1, 2, 3, 4]
+
+
 class Answers(dict[str, Any]):
     """As the configurations of some libraries."""
 
@@ -388,7 +428,11 @@ def test_of_sharded_tensors_the_shards_are_told_and_filled(mesh: Any) -> None:
     assert taker.average.weight is weight and all(isinstance(each, DTensor) for each in taker.shadow.values())
     assert weight.full_tensor().detach().mean() == taker.shadow["weight"].full_tensor().mean() == 2
     tensors = CallbackTensors(behind=True)
-    told_of(tensors, giver, model=giver.model)
+    assert told_of(tensors, giver, model=giver.model) == long_tensors.NOTHING
+    with torch.no_grad():
+        factors = torch.cat((torch.ones(1, LONG - 1), torch.zeros(1, 1)), 1)
+        giver.average.weight.mul_(DTensor.from_local(factors, mesh))
+    assert told_of(tensors, giver, model=giver.model)["modules"].keys() == {"average"}, "behind the first elements"
     giver.late = giver.shadow["weight"].clone()
     told_of(tensors, giver, model=giver.model)
     assert tensors.late.startswith("late of "), "its shard alone makes no sharded tensor"

@@ -36,6 +36,8 @@ def loop(call, model, steps, remember, averages):
     average, frozen = Average(model) if averages else None, copy.deepcopy(model)
     trainer, found = Trainer(), {}
     alias = found
+    mean = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    last = initial = copy.deepcopy(mean)
     call("begin")
     for step in range(steps):
         with torch.no_grad():
@@ -43,11 +45,14 @@ def loop(call, model, steps, remember, averages):
                 parameter += 1
         if averages:
             average.step(model)
+        mean = {name: 0.5 * tensor + 0.5 * model.state_dict()[name] for name, tensor in mean.items()}
+        last = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         if step == 1:
             best = remember(model)
             found["best"] = trainer.best = remember(model)
         call("step")
-    return average and average.shadow, frozen, (locals().get("best"), alias.get("best"), trainer.best)
+    trainer.ends = [mean, last, initial]
+    return trainer, average and average.shadow, frozen, (locals().get("best"), alias.get("best"), trainer.best)
 """
 
 
@@ -94,15 +99,18 @@ class Process:
         assert spec is not None and spec.loader is not None
         sys.modules[path.stem] = module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        found: tuple[Any, Any, Any] = module.loop(self.call, self.model, steps, remember, averages)
-        return found
+        trainer, *found = module.loop(self.call, self.model, steps, remember, averages)
+        self.ends = [float(weights["weight"].mean()) for weights in trainer.ends]
+        """Of a mean that is bound anew in each step, of the weights of the last one, and of the initial ones."""
+        return found[0], found[1], found[2]
 
 
 def test_averages_go_on_in_the_next_process_and_what_never_changes_is_not_kept(tmp_path: Path) -> None:
     first = Process(tmp_path, 0.0)
     shadow, _, _ = first.run(2)
-    ((name, tensors),) = first.states[-1]["own"].items()
-    assert name == "1 loop average" and [float(tensor.mean()) for tensor in tensors.values()] == [1.25, 1.25]
+    assert first.states[-1]["own"].keys() == {f"1 loop {name}" for name in ("average", "mean", "last")}
+    tensors = first.states[-1]["own"]["1 loop average"]
+    assert [float(tensor.mean()) for tensor in tensors.values()] == [1.25, 1.25]
     again = Process(tmp_path, 7.0, first.states[-1])
     mine, frozen, _ = again.run(0)
     assert all(map(torch.equal, mine, shadow)) and frozen.weight.detach().mean() == 7
@@ -115,13 +123,23 @@ def test_what_was_filled_is_kept_in_the_next_round_too(tmp_path: Path) -> None:
     first.run(1)
     again = Process(tmp_path, 0.0, first.states[-1])
     again.run(1)
-    assert again.states[-1]["own"].keys() == {"1 loop average"}
+    assert "1 loop average" in again.states[-1]["own"]
+
+
+def test_names_of_one_value_at_first_are_two_values_again(tmp_path: Path) -> None:
+    quiet, first = Process(tmp_path, 0.0), Process(tmp_path, 0.0)
+    quiet.run(3)
+    first.run(2)
+    again = Process(tmp_path, 0.0, first.states[-1])
+    nn.init.constant_(again.model.weight, 2.0)  # keep() has filled it
+    again.run(1)
+    assert again.ends == quiet.ends
 
 
 def test_best_weights_of_the_loop_are_there_in_the_next_process(tmp_path: Path) -> None:
     first = Process(tmp_path, 0.0)
     _, _, (best, *_) = first.run(3, weights)
-    assert [len(state["late"]) for state in first.states] == [0, 2, 2]
+    assert [len(state["late"]) for state in first.states] == [1, 3, 3], "the first is `initial`, which was `last`"
     _, _, again = Process(tmp_path, 7.0, first.states[-1]).run(1)
     for found in again:  # a name, an entry of a dict that has two names, an attribute
         assert found.keys() == best.keys() and all(map(torch.equal, found.values(), best.values()))
