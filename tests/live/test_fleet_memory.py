@@ -16,7 +16,7 @@ from tests.live.conftest import Quiet
 from tests.live.fleet import Fleet, Line
 
 DURABLE = 60
-"""Before this step a checkpoint is taken."""
+"""Before this step a checkpoint is taken, and before each multiple."""
 
 
 def kill_all(status: Line, *emptied: Path, damaged: Sequence[Path] = ()) -> None:
@@ -80,7 +80,8 @@ def test_a_job_whose_workers_are_all_killed_goes_on_from_memory_and_ends_with_th
         fleet.pace(0.05)
         kill_all(third, *memory.values())
         fleet.await_members(job, "a.0.3", "b.0.3")
-        assert [line["step"] for line in fleet.events("state_restored")][3:] == [DURABLE, DURABLE]
+        steps = [line["step"] for line in fleet.events("state_restored")][3:]
+        assert len(steps) == 2 and steps[0] == steps[1] in (DURABLE, 2 * DURABLE), "of the newest checkpoint"
 
         fleet.pace(0.0)
         ended = fleet.await_end(job)

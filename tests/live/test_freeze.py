@@ -46,14 +46,15 @@ def expelled(job: Job, worker: str, frozen_ns: int) -> Line:
 def test_a_worker_frozen_for_good_is_killed_after_the_grace_and_replaced(job: Job) -> None:
     """Rank 0 this time: donor, and leader of the script."""
     worker = job.members()[0]
-    slot, incarnation = worker.split(".")[1:]
+    slot = worker.rpartition(".")[0]
     frozen_ns = time.monotonic_ns()
     job.send(worker, signal.SIGSTOP)
     gone = expelled(job, worker, frozen_ns)
     exit_ = job.await_event("worker_exited", worker_id=worker)
     assert exit_["because"] == "killed by SIGKILL"
     assert (exit_["t_mono_ns"] - gone["t_mono_ns"]) / 1e9 >= Timing().fence_grace_s - 0.1
-    assert f"local.{slot}.{int(incarnation) + 1}" in job.await_world(3)
+    world = job.await_world(3)  # a newcomer that comes at the end of an epoch is too late, and another one follows
+    assert worker not in world and slot in {member.rpartition(".")[0] for member in world}
 
 
 @pytest.mark.long
