@@ -148,7 +148,10 @@ class ForkOrder:
 def _serve(agent: socket.socket) -> ForkOrder:
     """Fork a worker for each order of the agent, until the agent is gone. Returns in the workers."""
     while True:
-        message, descriptors, _, _ = socket.recv_fds(agent, MESSAGE_BYTES, DESCRIPTORS)
+        try:
+            message, descriptors, _, _ = socket.recv_fds(agent, MESSAGE_BYTES, DESCRIPTORS)
+        except ConnectionResetError:  # it was killed before it had read what this process has written
+            message = b""
         if not message:
             os._exit(0)
         order = ForkOrder(message, descriptors)
