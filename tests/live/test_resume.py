@@ -66,8 +66,8 @@ def test_a_job_that_loses_every_worker_goes_on_from_memory(tmp_path: Path, quiet
     with Job(tmp_path, *options, str(TRAINER)) as job:
         job.pace(0.005)
         job.shut("step 100")
-        job.await_event("checkpoint_complete", series="_periodic", step=60)
-        job.until("a newer snapshot", lambda: any(line["step"] > 60 for line in job.events("snapshot_complete")))
+        step = job.await_event("checkpoint_complete", series="_periodic")["step"]
+        job.until("a newer snapshot", lambda: any(line["step"] > step for line in job.events("snapshot_complete")))
         kill_every_worker(job)
         job.open("step 100")
         job.until("it goes on", (job.dir / "resumes.jsonl").exists)
@@ -80,7 +80,7 @@ def test_a_job_that_loses_every_worker_goes_on_from_memory(tmp_path: Path, quiet
     (resumed,) = summary["resumes"]
     assert resumed == {name: resume[name] for name in resumed} and summary["exit_code"] == 0
     assert resume["memory"] is True
-    assert 60 < resume["step"] <= 100, "newer than the only checkpoint on disk"
+    assert step < resume["step"] <= 100, "newer than the only checkpoint on disk"
     assert resume["redone"] is None or resume["redone"][0] == resume["step"]
     assert f"goes on from step {resume['step']}, snapshot in memory {resume['checkpoint']}" in said
     assert job.result["digest"] == quiet.digest
@@ -94,9 +94,9 @@ def test_a_snapshot_that_turns_out_to_be_damaged_while_it_is_loaded_costs_steps_
     options = ("--workers", "2", "--checkpoint-every", "60 steps", "--snapshot-every", "2 steps")
     with Job(tmp_path, *options, str(SCRIPTS / "flipping.py")) as job:
         job.pace(0.005)
-        job.await_event("checkpoint_complete", series="_periodic", step=60)
+        step = job.await_event("checkpoint_complete", series="_periodic")["step"]
         job.pace(0.02)
-        job.until("a newer snapshot", lambda: any(line["step"] > 60 for line in job.events("snapshot_complete")))
+        job.until("a newer snapshot", lambda: any(line["step"] > step for line in job.events("snapshot_complete")))
         kill_every_worker(job)
         resumes = job.dir / "resumes.jsonl"
         job.until("it goes on twice", lambda: resumes.exists() and len(resumes.read_text().splitlines()) == 2)
@@ -104,10 +104,10 @@ def test_a_snapshot_that_turns_out_to_be_damaged_while_it_is_loaded_costs_steps_
         assert job.wait() == 0, job.story()
         said = " ".join(job.output.split())
     first, second = map(json.loads, resumes.read_text().splitlines())
-    assert first["memory"] and first["step"] > 60
-    assert (second["memory"], second["step"]) == (False, 60)
+    assert first["memory"] and first["step"] > step
+    assert (second["memory"], second["step"]) == (False, step)
     assert f"cannot go on from the snapshot {first['checkpoint']}, which is removed" in said
-    assert f"goes on from step 60, checkpoint {second['checkpoint']}" in said
+    assert f"goes on from step {step}, checkpoint {second['checkpoint']}" in said
     assert job.result["digest"] == quiet.digest
     assert ledger.compare(ledger.read(job.dir / "steps.jsonl"), quiet.steps) is None
 

@@ -59,6 +59,8 @@ class Taking:
         self._began_s = self._last_s = time.monotonic()
         self._wishing = False
         self._asked = False
+        self._owed = False
+        """Whether the last one that was due was left out."""
         self._resumed: int | None = None
         self.checkpoint_hooks: list[CheckpointHook] = []
         self.restore_hooks: list[RestoreHook] = []
@@ -97,7 +99,8 @@ class Taking:
             self._asked = False
             self._last_s = time.monotonic()
             name = EntryName(step, 0, place.generation, place.token)
-            if self._saver.pending:
+            self._owed = self._saver.pending > 0
+            if self._owed:
                 self._session.note("checkpoint_skipped", step=step, because="the one before is still being written")
             else:
                 self._take(PERIODIC, name, place, moment(), self._stager, time.monotonic())
@@ -114,6 +117,8 @@ class Taking:
     def _wants(self, place: LoopPlace) -> bool:
         if self._every.unit is Unit.OFF or self._saver.pending:
             return False
+        if self._owed:
+            return True
         standing, now_s = self._saver.standing, time.monotonic()
         abandoned = not standing.complete and standing.place is not None and standing.place.token != place.token
         observed_s = self._settings.observed_s + now_s - self._began_s
