@@ -30,11 +30,11 @@ def ways(job: Job) -> list[str]:
 def await_successor(job: Job, gone: str) -> str:
     """The worker that has joined in the slot of this one. A newcomer whose epoch ends before it has copied the state
     gives way to another process."""
-    slot = gone.rpartition(".")[0]
+    slot, _, incarnation = gone.rpartition(".")
 
     def joined() -> str:
-        found = [str(line["worker_id"]) for line in job.events("joined") if line["worker_id"] > gone]
-        return next((worker for worker in found if worker.rpartition(".")[0] == slot), "")
+        found = [str(line["worker_id"]).rpartition(".") for line in job.events("joined")]
+        return next((".".join((at, new)) for at, _, new in found if at == slot and int(new) > int(incarnation)), "")
 
     return job.until(f"a successor of {gone}", joined)
 

@@ -18,7 +18,8 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from elastic.errors import ConfigError
+from elastic.errors import ConfigError, NotCarried
+from runtime.frontends.ddp.frames.plain_values import fill
 from runtime.frontends.frameworks.plain_state import ANY_LENGTH, is_plain, is_sharded, plain_attributes
 
 LIBRARIES = frozenset(
@@ -37,11 +38,12 @@ NOTHING: Told = {"values": {}, "modules": {}, "objects": {}}
 
 _SCALARS = (bool, int, float, str, type(None))
 _OF_DTENSOR = "_is_shard_of_dtensor"
-"""An attribute of tensors that are shards: the version of their DTensor, which rises when that is changed."""
+"""The name of an attribute that shards get: the version of their DTensor. Their own does not rise with it."""
 
 Key = tuple[str, int]
 Path = tuple[str, ...]
-"""Of an attribute with tensors: ("values" or "modules", name), in an object behind ("objects", name of the object)."""
+"""Where a Told has an attribute with tensors: ("values", name) or ("modules", name). If an object has it that is itself
+an attribute of the callback, ("objects", name of the object) stands before."""
 Place = tuple[Key, Path]
 Samples = Mapping[Any, torch.Tensor]
 
@@ -139,7 +141,7 @@ class _Mark:
 
     def __init__(self, every: Iterable[torch.Tensor]) -> None:
         tensors = list(every)
-        self._places = [(t.data_ptr(), _version(t)) for t in tensors]
+        self._places = [(t.data_ptr(), version(t)) for t in tensors]
         self._samples = samples(tensors)
         self.count = len(tensors)
 
@@ -161,8 +163,8 @@ def _alike(mine: tuple[Any, torch.Tensor], theirs: tuple[Any, torch.Tensor]) -> 
     return torch.equal(first.to(coarse), second.to(coarse))
 
 
-def _version(tensor: torch.Tensor) -> int:
-    """Of a shard that of its DTensor."""
+def version(tensor: torch.Tensor) -> int:
+    """The version of a tensor; of a shard, the version of its DTensor. 0 of one that was made in inference mode."""
     return getattr(tensor, _OF_DTENSOR, 0 if tensor.is_inference() else tensor._version)
 
 
@@ -247,6 +249,14 @@ class CallbackTensors:
         there = path[0] == "values" or (key, path[:2]) in (self._objects or ())
         return path[-2] == "modules" or not there or any(hasattr(tensor, _OF_DTENSOR) for tensor in tensors)
 
+    def check_fillable(self, where: str) -> None:
+        """Raise NotCarried if something is late. where: in which methods of callbacks it should be made."""
+        if self.late:
+            raise NotCarried(
+                f"{self.late} was made when training had begun, and could not be filled in the next round: make it in "
+                f"{where}"
+            )
+
     def _told_of(self, key: Key) -> set[Path]:
         """What is told of a callback: if anything, then all of the objects that it has had from the beginning, as they
         may count something beside their tensors."""
@@ -288,7 +298,7 @@ def put_back(owner: Any, found: Told, where: str, *, strict: bool) -> None:
         mine = _fitting(module, tensors) if isinstance(module, nn.Module) else None
         if mine is not None:
             for key, tensor in tensors.items():
-                copy_into(mine[key], tensor)
+                fill(mine[key], tensor)
         elif strict:
             raise _refusal(where, name)
     for name, below in found["objects"].items():
@@ -336,7 +346,7 @@ def _shard(tensor: Any) -> Any:
     if not is_sharded(tensor):
         return tensor
     shard = tensor.to_local().detach()
-    setattr(shard, _OF_DTENSOR, tensor._version)
+    setattr(shard, _OF_DTENSOR, version(tensor))
     return shard
 
 
@@ -401,7 +411,7 @@ def _filled(here: Any, there: Any) -> Any:
     if isinstance(there, torch.Tensor) and isinstance(here, torch.Tensor):
         shard = _shard(here)
         if is_strided(shard) and (shard.shape, shard.dtype) == (there.shape, there.dtype):
-            copy_into(shard, there)
+            fill(shard, there)
             return here
         return there.to(here.device, copy=True)
     if type(there) is type(here) and isinstance(there, dict) and here.keys() == there.keys():
@@ -412,12 +422,6 @@ def _filled(here: Any, there: Any) -> Any:
         here[:] = [_filled(mine, item) for mine, item in zip(here, there, strict=True)]
         return here
     return deepcopy(there)
-
-
-def copy_into(here: torch.Tensor, there: torch.Tensor) -> None:
-    """Also where the first one was made in inference mode."""
-    with torch.inference_mode() if here.is_inference() else torch.no_grad():
-        here.copy_(there)
 
 
 def _refusal(where: str, name: str) -> ConfigError:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from elastic.errors import ConfigError
-from runtime.frontends.frameworks.long_tensors import LIBRARIES, addresses, differ, is_strided, samples
+from runtime.frontends.frameworks.long_tensors import LIBRARIES, addresses, differ, is_strided, samples, version
 
 ITEMS_MAX = 4096
 """Items of a list or dictionary that are looked at; one with more is data."""
@@ -82,4 +82,4 @@ def _items(thing: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _versions(tensors: Tensors) -> list[int]:
-    return [0 if tensor.is_inference() else tensor._version for tensor in tensors.values()]
+    return [version(tensor) for tensor in tensors.values()]

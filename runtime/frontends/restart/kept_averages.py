@@ -17,7 +17,8 @@ from torch import nn
 from elastic.errors import NotCarried, OtherState
 from runtime.frontends.ddp.frames.model_copies import ModelCopies
 from runtime.frontends.ddp.frames.places import ScriptFrames, ValuePlace
-from runtime.frontends.frameworks.long_tensors import CallbackTensors, Told, copy_into
+from runtime.frontends.ddp.frames.plain_values import fill
+from runtime.frontends.frameworks.long_tensors import CallbackTensors, Told
 from runtime.frontends.frameworks.plain_state import ANY_LENGTH, is_plain
 
 BELOW_MAX = 64
@@ -83,7 +84,7 @@ class KeptAverages:
                 raise OtherState(
                     f"{text}, an average of the weights, was kept, and the script has none of its shape now"
                 )
-            copy_into(own[text], tensor)
+            fill(own[text], tensor)
         self._changed.loaded([("", _told(state["own"]))])
         self._late = state["late"]
 
@@ -93,27 +94,24 @@ class KeptAverages:
         wanted: dict[ValuePlace, object] = {}
         held: dict[int, set[ValuePlace]] = defaultdict(set)
         here: dict[ValuePlace, Any] = {}
+        done: set[int] = set()
         for place, value in self._frames.values():
             held[id(value)].add(place)
             here[place] = value
         for rows, there in self._late:
             places = [ValuePlace(frame, function, name, tuple(path)) for frame, function, name, path in rows]
             found: Any = here.get(places[0])
-            if type(found) is type(there) and isinstance(found, dict | list) and held[id(found)] <= set(places):
-                held[id(found)].add(_FILLED)
-                if isinstance(found, dict):
-                    found.clear()
-                    found.update(there)
-                else:
-                    found[:] = there
+            is_its_own = held[id(found)] <= set(places) and id(found) not in done
+            if is_its_own and isinstance(found, dict) and type(found) is type(there):
+                found.clear()
+                found.update(there)
+            elif is_its_own and isinstance(found, list) and type(found) is type(there):
+                found[:] = there
             else:
                 found = there
+            done.add(id(found))
             wanted |= {place: found for place in places if here.get(place) is not found}
         self._frames.write(wanted)
-
-
-_FILLED = ValuePlace(0, "", "")
-"""A place of no value."""
 
 
 def _told(values: dict[str, Any]) -> Told:

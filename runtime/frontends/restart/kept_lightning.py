@@ -138,11 +138,7 @@ class KeptLightning:
         if self._kept is None or self._state is None:
             return {}  # keep() asks before it fills it
         loops = self._state.state_dict()
-        if self._state.long.late:
-            raise NotCarried(
-                f"{self._state.long.late} was made when training had begun, and could not be filled in the next round: "
-                "make it in __init__(), setup() or on_train_start()"
-            )
+        self._state.long.check_fillable("__init__(), setup() or on_train_start()")
         return {
             "versions": json.dumps([vars(logger).get("_version") for logger in self.trainer.loggers]),
             "mid_epoch": self._mid_epoch,

@@ -24,7 +24,7 @@ from torch import nn
 from elastic.errors import ConfigError, NotCarried
 from runtime.data.random_state import RandomNumbers
 from runtime.frontends.frameworks import trainer_callbacks
-from runtime.frontends.frameworks.long_tensors import NOTHING, CallbackTensors, Key, Told, numbered, put_back
+from runtime.frontends.frameworks.long_tensors import NOTHING, CallbackTensors, Told, numbered, put_back
 from runtime.frontends.frameworks.plain_state import plain_attributes, set_attributes
 from runtime.recovery.kept.keep import KeptScript, is_kept, keep, kept_before
 from runtime.recovery.kept.place import KeptPlace
@@ -89,8 +89,7 @@ class KeptTrainer:
         self._over = False
         self._state = _StateJson()
         self._long = CallbackTensors(behind=True)
-        self._told: list[Told] = []
-        """Modules and long tensors of each callback, and of the trainer itself, behind the step that is kept."""
+        """Modules and long tensors of the callbacks, and of the trainer itself."""
         for name in REPLACED:
             setattr(trainer, name, getattr(self, name))
 
@@ -100,7 +99,8 @@ class KeptTrainer:
         trainer = self._trainer
         if self._kept is None:
             return {}  # keep() asks before it fills it
-        *of_callbacks, own = self._told
+        *of_callbacks, own = self._long.note(self._rows(), trainer.model)
+        self._long.check_fillable("__init__() or in on_train_begin()")
         callbacks = [
             [type(one).__name__, plain_attributes(one), long]
             for one, long in zip(trainer.callback_handler.callbacks, of_callbacks, strict=True)
@@ -191,7 +191,7 @@ class KeptTrainer:
     def _restore_callbacks(self, found: dict[str, Any]) -> None:
         """Trainer puts those that it makes anew from a snapshot behind the others, so they are found by their names. An
         older version told no long tensors."""
-        here = dict(self._numbered())
+        here = dict(numbered((type(one).__name__, one) for one in self._trainer.callback_handler.callbacks))
         rows = [(name, (values, *more)) for name, values, *more in found["callbacks"]]
         for key, (values, *more) in numbered(rows):
             if (callback := here.get(key)) is not None:
@@ -200,9 +200,6 @@ class KeptTrainer:
                     put_back(callback, long, f"callback {key[0]}", strict=True)
         self._long.loaded((name, more[1] if len(more) > 1 else NOTHING) for name, more in rows)
         set_attributes(self._trainer.control, found["control"])
-
-    def _numbered(self) -> list[tuple[Key, Any]]:
-        return numbered((type(one).__name__, one) for one in self._trainer.callback_handler.callbacks)
 
     def _rows(self) -> list[tuple[str, Told]]:
         """What callbacks and the trainer keep besides tensors of the model, now."""
@@ -243,12 +240,6 @@ class KeptTrainer:
             self._state.update(trainer.state)
         except TypeError as error:  # the same in all ranks, each of which has the whole log
             self._kept.turn_off(f"what Trainer's state or log has cannot be written as JSON: {error}")
-        self._told = self._long.note(self._rows(), trainer.model)
-        if self._long.late:
-            self._kept.turn_off(
-                f"{self._long.late} was made when training had begun, and could not be filled in the next round: make "
-                "it in __init__() or in on_train_begin()"
-            )
         try:
             self._kept.done()
         except NotCarried as error:

@@ -16,6 +16,7 @@ import torch
 
 from elastic.errors import NotCarried
 from runtime.frontends.ddp.frames.places import ScriptFrames, ValuePlace
+from runtime.frontends.ddp.frames.plain_values import fill
 from runtime.frontends.frameworks.plain_state import is_plain
 from runtime.loop.training.gathering import from_bytes, to_bytes
 
@@ -100,8 +101,7 @@ def _filled(here: Any, there: Any) -> bool:
         here.clear()
         here.update(there)
     elif isinstance(here, torch.Tensor) and (here.shape, here.dtype) == (there.shape, there.dtype):
-        with torch.inference_mode(here.is_inference()), torch.no_grad():
-            here.copy_(there)
+        fill(here, there)
     else:
         return False
     return True

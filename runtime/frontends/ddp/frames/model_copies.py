@@ -243,12 +243,11 @@ class ModelCopies:
             group.tensors[place] = owner
         else:
             seen.add(id(owner))
+            most = self._below_max if isinstance(owner, dict | list | tuple) else sys.maxsize
             for key, value in _entries(owner):
                 if _is_tensor(value):
                     group.tensors[place.under(key)] = value
-                elif type(value) in _WITHOUT_TENSORS or len(place.path) >= DEPTH_MAX:
-                    continue
-                elif len(below) < self._below_max or not isinstance(owner, dict | list | tuple):
+                elif type(value) not in _WITHOUT_TENSORS and len(place.path) < DEPTH_MAX and len(below) < most:
                     below.append((place.under(key), value))
         group.tensors = {
             key: tensor

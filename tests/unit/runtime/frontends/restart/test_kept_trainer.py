@@ -125,14 +125,17 @@ class Counts:
 class Kept:
     """In the place of a KeptScript."""
 
-    def __init__(self) -> None:
+    def __init__(self, state_dict: Callable[[], Any]) -> None:
+        """state_dict: of what it keeps."""
         self.off = ""
         self.steps = 0
+        self._state_dict = state_dict
 
     def turn_off(self, because: str) -> None:
         self.off = because
 
     def done(self) -> None:
+        self._state_dict()
         self.steps += 1
 
 
@@ -150,7 +153,7 @@ def kept_with(tmp_path: Path) -> Callable[..., Any]:
         vars(trainer).update({name: lambda *given: None for name in (*REPLACED, *LOADERS)})
         place: Any = SimpleNamespace(memory=str(tmp_path))
         kept: Any = KeptTrainer(trainer, place)
-        kept._kept, kept._updates = Kept(), 10
+        kept._kept, kept._updates = Kept(kept.state_dict), 10
         kept._long.begin(kept._rows())
         return kept
 
