@@ -75,6 +75,8 @@ class World:
         self.joined_at: dict[str, int] = {}
         self.late: set[tuple[str, int]] = set()
         """Worker and operation, a round with a quorum, that is over while the worker still computes."""
+        self.dies_amid = False
+        """Whether a worker dies only when all members have begun the operation: what it owned is then known to all."""
         self.failure: UsageError | None = None
         """What all members raise: they disagree."""
 
@@ -380,6 +382,7 @@ class FakeMember:
         todo = [unit for unit in todo if unit not in taken]
         world.open[self.worker_id] = Contribution(op, dict(fingerprint), own, todo)
         self.computed = 0
+        world.lock.notify_all()
 
     def send_early(self) -> None:
         """Nobody takes anything early here."""
@@ -389,6 +392,8 @@ class FakeMember:
             return None
         world, part = self.world, self.world.open[self.worker_id]
         if world.kills.get(self.worker_id) == (self.number, self.computed):
+            if world.dies_amid:
+                assert world.lock.wait_for(lambda: set(world.open) == set(world.members), WAIT_S)
             raise Killed(self.worker_id)
         part.waiting = False
         return part.todo[0] if part.todo else None

@@ -49,10 +49,13 @@ def run(
     workers: int,
     late: Iterable[tuple[str, int]] = (),
     kills: dict[str, tuple[int, int]] | None = None,
+    *,
+    dies_amid: bool = False,
     **joins: int,
 ) -> World:
-    """late: worker and step."""
+    """late: worker and step. dies_amid: as in World."""
     world = World(workers, kills)
+    world.dies_amid = dies_amid
     world.late = {(worker, op_of(step)) for worker, step in late}
     world.run(job.script, **joins)
     for name, error in world.errors.items():
@@ -114,7 +117,7 @@ def test_a_round_in_which_no_replica_made_all_inner_steps_leaves_schedulers_alon
 
 def test_what_a_dead_worker_did_is_lost_and_not_computed_again() -> None:
     job = OuterJob(with_quorum(2))
-    world = run(job, 3, kills={"w2": (op_of(2), 0)})
+    world = run(job, 3, kills={"w2": (op_of(2), 0)}, dies_amid=True)
     assert set(world.digests) == {"w0", "w1"} and len(set(world.digests.values())) == 1
     seen = seen_of(job, "w0")
     assert [one["replicas"] for one in seen] == [3, 3, 2, 2, 2, 2]
