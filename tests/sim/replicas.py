@@ -63,7 +63,7 @@ class RoundsScript(Script):
         """This is the result of the round from now on."""
         self._found = {**{earlier: one for earlier, one in self._found.items() if earlier < op}, op: result}
         self.result.cache_clear()
-        self.state.cache_clear()
+        del self._states[op + 1 :]
 
     def _result(self, op: int) -> Sum:
         return self._found[op] if is_round(self.operations[op]) else super()._result(op)

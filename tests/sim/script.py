@@ -138,9 +138,8 @@ class Script:
     def __init__(self, program: Program, operations: tuple[Operation, ...], begins_with: int = 0) -> None:
         self.program = program
         self.operations = operations
-        self._begins_with = begins_with
         self.result = cache(self._result)
-        self.state = cache(self._state)
+        self._states = [begins_with]
 
     @property
     def last(self) -> int:
@@ -155,6 +154,9 @@ class Script:
         operation = self.operations[op]
         return tuple((operation.place, unit, self.state(op)) for unit in range(operation.units))
 
-    def _state(self, op: int) -> int:
-        """The parameters before operation op in a run without faults."""
-        return self.operations[op - 1].changes(self.state(op - 1), self.result(op - 1)) if op else self._begins_with
+    def state(self, op: int) -> int:
+        """The parameters before operation op in a run without faults. In a loop, as a script may be longer than the
+        interpreter's stack is deep."""
+        while (at := len(self._states) - 1) < op:
+            self._states.append(self.operations[at].changes(self._states[at], self.result(at)))
+        return self._states[op]

@@ -26,6 +26,8 @@ from tests.sim import arms
 from tests.sim.directed import STORIES
 from tests.sim.faults import Fault, draw_by_chance
 from tests.sim.reach import Reach, judge
+from tests.sim.replicas import RoundsScript, is_round
+from tests.sim.script import Script, write_script
 from tests.sim.shrink import fewest
 from tests.sim.taken import UNIT
 from tests.sim.wanted import EXCLUDED, RARE, Excluded
@@ -108,6 +110,31 @@ def test_a_seed_is_one_run() -> None:
     for trace in told:
         World(17, trace.append).run()
     assert told[0] == told[1] and len(told[0]) > 20
+
+
+@pytest.mark.parametrize("script", [Script, RoundsScript])
+def test_a_script_is_as_long_as_it_likes(script: type[Script]) -> None:
+    """And its states are asked for in any order, as by a judge who comes to an operation late."""
+    program = write_script(Random(0), steps=3000, units=1, epoch_steps=3000)
+    late, forward = script(program, program.operations), script(program, program.operations)
+    if isinstance(late, RoundsScript) and isinstance(forward, RoundsScript):
+        for op in (op for op, operation in enumerate(program.operations) if is_round(operation)):
+            late.settle(op, ((op, 0, 0),))
+            forward.settle(op, ((op, 0, 0),))
+    states = [forward.state(op) for op in range(len(program.operations))]
+    assert late.state(late.last) == states[-1] != states[0]
+
+
+def test_a_round_that_is_settled_anew_changes_what_is_behind_it_alone() -> None:
+    program = write_script(Random(0), steps=30, units=1, epoch_steps=30)
+    script, ops = RoundsScript(program, program.operations), [*map(is_round, program.operations)]
+    first, second = [op for op, it_is in enumerate(ops) if it_is][:2]
+    script.settle(first, ((first, 0, 0),))
+    script.settle(second, ((second, 0, 0),))
+    before, behind = script.state(first), script.state(second + 1)
+    script.settle(second, ((second, 0, 1),))
+    assert script.state(first) == before
+    assert script.state(second + 1) != behind
 
 
 def test_a_failing_run_is_shrunk_to_the_faults_that_it_needs() -> None:
