@@ -184,7 +184,7 @@ def no_eviction(module: Any) -> None:
 def script_stays(module: Any) -> None:
     """The script of the round before is not ended when the next round begins."""
 
-    def end_script(self: Any) -> None:
+    def end_script(self: Any, *, planned: bool) -> None:
         self._at.script = module.rounds.ScriptState.WAITING
 
     module.Supervisor._end_script = end_script
@@ -203,7 +203,11 @@ def stopped_unseen(module: Any) -> None:
 
 def orphans_stay(module: Any) -> None:
     """Only the script itself is ended, and not what it has started."""
-    module._children = set
+
+    def children() -> set[int]:
+        return set()
+
+    module._children = children
 
 
 def wrong_blame(module: Any) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import operator
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import import_module
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import pytest
 
@@ -39,8 +39,21 @@ def test_a_defect_is_planted_where_there_is_something(name: str) -> None:
             if vars(owner)[attribute] is not value:
                 setattr(owner, attribute, value)
     assert after.keys() == before.keys(), "it adds something, and changes nothing"
-    assert any(after[place] is not value for place, value in before.items())
+    changed = [(value, after[place]) for place, value in before.items() if after[place] is not value]
+    assert changed
     assert _values(owners) == before
+    for sound, planted in changed:
+        if inspect.isfunction(sound):
+            _bind_as(sound, cast(Callable[..., object], planted))
+
+
+def _bind_as(sound: Callable[..., object], planted: Callable[..., object]) -> None:
+    """Raises TypeError if the planted function cannot be called as the sound one is: it would fail instead."""
+    parameters = inspect.signature(sound).parameters.values()
+    for called in (parameters, [one for one in parameters if one.default is one.empty]):
+        words = [one for one in called if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+        named = [one.name for one in called if one.kind is one.KEYWORD_ONLY]
+        inspect.signature(planted).bind(*words, **dict.fromkeys(named))
 
 
 def _values(owners: Iterable[object]) -> dict[Place, object]:
