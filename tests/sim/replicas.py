@@ -173,6 +173,8 @@ class RoundsJudge:
         rounds, record, op = self.world.rounds, late.p.record, late.p.reduced
         assert record is not None
         others = [self.world.workers[name] for name in record.ids if name != late.me]
+        if any(other.p.reduced > op for other in others):
+            return  # an order that comes late to a worker which a later generation has left out: its round is over
         done = [other for other in others if other.replicas.op == op and not other.busy and not other.p.todo]
         waited = [(other.replicas.whole, self.world.clock.now_s - other.replicas.since_s) for other in done]
         missing = rounds.min_replicas - sum(whole for whole, _ in waited)
