@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from chaos_tests.support.processes import Command
+from elastic.observability.dashboard.job_history import LIVE_STEPS
 from elastic.records import flight_recorder, journal, last_notes
 from tests.live.dashboard_page import address_in
 from tests.live.jobs import ROOT, TRAINER, Job, run_alone
@@ -352,3 +353,28 @@ def test_a_scalar_may_have_any_name_also_one_that_javascript_uses(tmp_path: Path
         page.until("the new steps", lambda: page.all("#tiles dd")[:1] == ["7"])
         page.until("their names", lambda: set(page.all("#scalar option")) == {"loss", *names})
         assert page.console() == []
+
+
+def test_a_page_that_has_had_events_reads_the_document_anew_when_told_so_and_says_that_the_dashboard_has_ended(
+    tmp_path: Path,
+) -> None:
+    """More steps in one look than are news are told by the document alone. Neither word has a number of its own."""
+    write_job(tmp_path / "job")
+    words = [sys.executable, "-m", "elastic.cli", "dashboard", "--listen", "0", "--job-dir", str(tmp_path / "job")]
+
+    def append(steps: range) -> None:
+        lines = (json.dumps({"step": step, "scalars": {"loss": 1.0}, "samples": [[step]]}) + "\n" for step in steps)
+        with (tmp_path / "job" / "steps.jsonl").open("a", buffering=1 << 24) as ledger:
+            ledger.writelines(lines)
+
+    with Command(words, tmp_path / "page.out", environment={"PYTHONPATH": str(ROOT)}) as command, Chromium() as page:
+        page.open(page.until("its address", lambda: address_in(command.output)))
+        page.until("all steps", lambda: page.all("#tiles dd")[:1] == ["4"])
+        append(range(5, 6))
+        page.until("an event", lambda: page.all("#tiles dd")[:1] == ["5"])
+        append(range(6, 4 * LIVE_STEPS))
+        page.until("the document anew", lambda: page.all("#tiles dd")[:1] == [str(4 * LIVE_STEPS - 1)])
+        append(range(4 * LIVE_STEPS, 4 * LIVE_STEPS + 1))
+        page.until("an event behind it", lambda: page.all("#tiles dd")[:1] == [str(4 * LIVE_STEPS)])
+        command.process.terminate()
+        page.until("the end", lambda: page.text("#connection") == "the dashboard has ended")

@@ -29,6 +29,8 @@ def search(schedules: int, processes: int, first: int, report: Path | None, limi
     with multiprocessing.get_context("fork").Pool(processes) as pool:
         for part in pool.imap_unordered(run_batch, _batches(first, limit)):
             reach.merge(part)
+            for seed, why in part.failed:
+                print(f"seed {seed}: {why}", file=sys.stderr, flush=True)
             if time.monotonic() >= told_s + TOLD_S:
                 told_s = time.monotonic()
                 print(f"{reach.schedules} schedules, {len(reach.failed)} failed", file=sys.stderr, flush=True)

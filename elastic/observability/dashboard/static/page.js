@@ -212,23 +212,23 @@ class JobPage {
       this.draw("head");
       if (events.readyState === EventSource.CLOSED && !this.over) this.again();
     };
-    const on = (kind, take) => events.addEventListener(kind, (event) => {
-      const at = Number((event.lastEventId || "").split("-")[1] ?? 0);
-      if (event.lastEventId && kind !== "state") {
-        if (at <= this.document.number) return; // it is in a document that was read meanwhile
-        this.document.number = at;
-      }
-      take(JSON.parse(event.data));
+    const on = (kind, take) => events.addEventListener(kind, (event) => take(JSON.parse(event.data), event));
+    // An event without a number has that of the event before it: only those that have one of their own are asked for it.
+    const onNumbered = (kind, take) => on(kind, (data, event) => {
+      const at = Number(event.lastEventId.split("-")[1]);
+      if (at <= this.document.number) return; // it is in a document that was read meanwhile
+      this.document.number = at;
+      take(data);
     });
     const keep = (list, limit) => (data) => { this.document[list].push(data); if (this.document[list].length > limit) this.document[list].shift(); };
-    on("moment", (data) => { keep("moments", 2000)(data); this.draw("moments", "world"); this.speak(data); });
-    on("generation", (data) => { keep("generations", 1000)(data); this.draw("world", "head"); });
-    on("recovery", (data) => { keep("recoveries", 1000)(data); this.draw("recoveries"); });
-    on("checkpoint", (data) => { keep("checkpoints", 1000)(data); this.draw("checkpoints"); });
-    on("fault", (data) => { keep("faults", 1000)(data); this.draw("faults"); });
-    on("plan", (data) => { this.document.plan = data; this.draw("tiles"); });
-    on("steps", (data) => this.addSteps(data));
-    on("rate", (data) => {
+    onNumbered("moment", (data) => { keep("moments", 2000)(data); this.draw("moments", "world"); this.speak(data); });
+    onNumbered("generation", (data) => { keep("generations", 1000)(data); this.draw("world", "head"); });
+    onNumbered("recovery", (data) => { keep("recoveries", 1000)(data); this.draw("recoveries"); });
+    onNumbered("checkpoint", (data) => { keep("checkpoints", 1000)(data); this.draw("checkpoints"); });
+    onNumbered("fault", (data) => { keep("faults", 1000)(data); this.draw("faults"); });
+    onNumbered("plan", (data) => { this.document.plan = data; this.draw("tiles"); });
+    onNumbered("steps", (data) => this.addSteps(data));
+    onNumbered("rate", (data) => {
       const { t, ...values } = data;
       addPoint(this.document.rate, t, values);
       this.draw("rate");
