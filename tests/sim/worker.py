@@ -302,10 +302,12 @@ class Worker:
 
     def _say_progress(self) -> None:
         stalled_s = self.world.clock.now_s - self._stalled_s if self.stalled else 0.0
-        waiting = not self.busy and self.p.phase is Phase.COLLECTING
         rounds = self.world.scene.rounds
         in_round = rounds is not None and self.replicas.op == self.p.reduced and self.p.phase is Phase.COLLECTING
-        if in_round and waiting and not self.p.todo:
+        waiting = not self.busy and self.p.phase is Phase.COLLECTING
+        if in_round:  # the leader counts the replicas of those that wait: their part is done
+            waiting = waiting and not self.p.todo and self.p.running is None
+        if in_round and waiting:
             stalled_s = self.world.clock.now_s - self.replicas.since_s
         mine = Doing.SHARD if self.p.running is not None else Doing.ELSEWHERE
         self.say(
