@@ -122,6 +122,25 @@ def test_a_document_that_has_all_that_was_heard_is_taken_without_another_stream(
     assert found == {"streams": 1, "page": [1, 2]}
 
 
+@pytest.mark.parametrize("word", ["reset", "end"])
+def test_a_word_without_a_number_is_obeyed_behind_an_event_that_has_one(tmp_path: Path, word: str) -> None:
+    """A browser gives an event without an id that of the event before it."""
+    found = told(
+        tmp_path,
+        f"""
+        const page = new JobPage("j", false);
+        await page.start();
+        happens("generation", 2);
+        server.number += 1;
+        server.generations.push(3);
+        streams[0].kinds.{word}({{ lastEventId: "b-11", data: "{{}}" }});
+        if ("{word}" === "reset") await until(() => streams.length === 2);
+        say({{ closed: streams[0].readyState, over: page.over, page: page.document.generations }});
+        """,
+    )
+    assert found == {"closed": 2, "over": word == "end", "page": [1, 2] if word == "end" else [1, 2, 3]}
+
+
 def test_a_page_of_a_job_goes_on_after_an_error_that_may_pass(tmp_path: Path) -> None:
     found = told(
         tmp_path,
