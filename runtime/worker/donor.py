@@ -21,8 +21,9 @@ Each connection has a thread of the listener, and carries one request after anot
                                                {"later": why}, with "donor" from one that keeps k's result for it;
                                                {"refused": why}: k is over, its result is not held; or, without
                                                join, k waits for newcomers
-    {"want": "outcome", "op": k}            -> {"outcome": p, "result": ...} + tensors if generation p took effect after
-                                               operation k, {"outcome": 0} if none did, or {"later": why}
+    {"want": "outcome", "op": k, "base"}    -> {"outcome": p, "result": ...} + tensors if generation p took effect after
+      from a holder of k's state               operation k, {"outcome": 0} if none did, or {"later": why}: if k is in
+                                               progress, this newcomer counts as a holder of its state
     {"want": "result", "op": k}             -> {"result": ...} + tensors, or {"refused": why}
     {"want": "initial", "digest": d}        -> {"state": ...} + tensors, or {"refused": why}
     {"want": "object", "name": n}           -> {"state": ...} + tensors: of this registered object alone, which does not
@@ -148,8 +149,8 @@ class CopyServer:
                 self._help_send(connection, op, wanted)
             case {"want": "next", "op": int(op), "join": bool(join), "base": int(base)}:
                 self._serve_next(connection, worker_id, op, join, base)
-            case {"want": "outcome", "op": int(op)}:
-                self._serve_outcome(connection, worker_id, op)
+            case {"want": "outcome", "op": int(op)}:  # a newcomer of an earlier version says no base
+                self._serve_outcome(connection, worker_id, op, request.get("base"))
             case {"want": "result", "op": int(op)}:
                 self._serve_result(connection, op)
             case {"want": "initial", "digest": str(digest)}:
@@ -296,7 +297,7 @@ class CopyServer:
 
     # ------------------------------------------------------------------------------------------ results
 
-    def _knows(self, base: int) -> bool:
+    def _knows(self, base: Json) -> bool:
         """Whether this is the base of this member's generation too. Called under the lock."""
         record = self._shared.position.record
         return record is not None and record.base == base
@@ -370,9 +371,15 @@ class CopyServer:
             return True
         return join and (not self._knows(base) or (number == p.reduced and self._may_copy(newcomer)))
 
-    def _serve_outcome(self, connection: CopyConnection, newcomer: str, op: int) -> None:
+    def _serve_outcome(self, connection: CopyConnection, newcomer: str, op: int, base: Json) -> None:
         shared = self._shared
         with shared.changed:
+            p = shared.position
+            if newcomer not in p.holders and op == p.reduced and self._may_copy(newcomer) and self._knows(base):
+                # The answer to its "next" was lost, and it did not count then. It asks nothing but this from now on: an
+                # operation that waits for it would wait for ever.
+                self._begin_copy(connection, newcomer)
+                self._end_copy(connection, newcomer, op, True)
             shared.changed.wait_for(
                 lambda: outcome(shared.position, op) is not None or shared.position.phase is Phase.GONE, LATER_S
             )

@@ -402,7 +402,7 @@ class JoinProtocol:
         So the result that a member sends counts, and not what was pending when the question was asked.
         """
         with closing(self._asker.connect(*self._whom(p, of))) as connection:
-            connection.send({"want": "outcome", "op": op})
+            connection.send({"want": "outcome", "op": op, "base": _base(p)})
             answer, blobs = connection.receive(within_s=ANSWER_S)
         if "outcome" not in answer:
             return False, None

@@ -128,7 +128,18 @@ class Copies:
     def _knows(self, base: int) -> bool:
         return self.w.p.record is not None and self.w.p.record.base == base
 
-    def outcome(self, op: int) -> object:
-        """What became of operation op: None if not known, else the generation that took effect, and the result."""
+    def outcome(self, newcomer: str, op: int, base: int) -> object:
+        """What became of operation op: None if not known, else the generation that took effect, and the result. If it
+        is in progress, the newcomer counts as a holder of its state: as {"want": "outcome"} of runtime/worker/donor.py.
+        """
+        if (
+            newcomer not in self.w.p.holders
+            and op == self.w.p.reduced
+            and self._may_copy(newcomer)
+            and self._knows(base)
+        ):
+            self.w.world.reach("a newcomer whose answer was lost counts as a holder when it asks again")
+            self.w.post(CopyBegun(newcomer))
+            self.w.post(CopyEnded(newcomer, op, True))
         number = worker_state.outcome(self.w.p, op)
         return None if number is None else (number, self.w.results.get(op))

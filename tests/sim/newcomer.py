@@ -137,8 +137,8 @@ class Newcomer:
                 follow = self._copies_anew or self.w.training.at.bound
                 self.w.ask(whom, lambda other, reply: other.copies.serve(self.w, follow, reply), self._copied)
             case AskOutcome(op, of) if self._counted_in is p.record:
-                whom = of[self._candidate % len(of)]
-                self.w.ask(whom, lambda other, reply: reply(other.copies.outcome(op)), self._outcome)
+                whom, base = of[self._candidate % len(of)], self._base
+                self.w.ask(whom, lambda other, reply: reply(other.copies.outcome(self.w.me, op, base)), self._outcome)
             case AskOutcome():
                 self._ask_next(self._went_on, join=True)
             case Wait():

@@ -137,6 +137,11 @@ def test_a_round_that_is_settled_anew_changes_what_is_behind_it_alone() -> None:
     assert script.state(second + 1) != behind
 
 
+@pytest.mark.parametrize("seed", [2823, 3095, 8529])
+def test_a_seed_that_has_failed_ends_right(seed: int) -> None:
+    World(seed).run()
+
+
 def test_a_failing_run_is_shrunk_to_the_faults_that_it_needs() -> None:
     """A member that changes its state unseen makes the job end with 5, which is a failure where nobody expects it."""
     scene = draw_by_chance(0)

@@ -45,7 +45,7 @@ from runtime.recovery.state.encoding import NamedTensor
 from runtime.recovery.state.script_state import Values
 from runtime.recovery.state.training_state import Carrier
 from runtime.recovery.transfer.client import CopyClient, parse_results
-from runtime.recovery.transfer.connection import CopyConnection
+from runtime.recovery.transfer.connection import CopyConnection, CopyFailed
 from runtime.recovery.transfer.result_log import LoggedResult
 from runtime.session import Copy, JoinMeta, Op, OpKind, ScriptLoop
 from runtime.worker.donor import CopyServer
@@ -342,6 +342,33 @@ def test_a_newcomer_whose_connection_breaks_while_its_generation_takes_effect_as
     assert joined and joined[0][1] is not None and c.shared.position.entered == 2
     assert torch.equal(joined[0][1].flats["float32"], RESULT.flats["float32"])
     assert c.model.weight.tolist() == [[7.0, 7.0]]
+
+
+@pytest.mark.parametrize("word", ["complete", "next"])
+def test_a_newcomer_whose_word_was_lost_counts_as_a_holder_when_it_asks_for_the_outcome(
+    make: Make, word: str, request: pytest.FixtureRequest
+) -> None:
+    """It cannot know that the donor never had the word; and the donor's operation may wait for it."""
+    if word == "next":
+        request.getfixturevalue("large")
+    a, c = make("a", 7.0), make("c")
+    lost = threading.Event()
+
+    def first_of_its_kind(header: dict[str, Json]) -> bool:
+        if (word in header or header.get("want") == word) and not lost.is_set():
+            lost.set()
+            raise CopyFailed("the connection broke before this came")
+        return False
+
+    a.breaks = first_of_its_kind
+    thread, joined = joining(c)
+    follow(a, c)
+    a.begin(STEP)
+    a.await_position(lambda p: p.holders == ("c",))
+    assert lost.is_set()
+    a.complete((2,), RESULT)
+    assert joined_with(thread, joined) == (STEP, [1.0, 2.0])
+    assert c.shared.position.entered == 2
 
 
 def test_a_newcomer_copies_from_the_donor_also_when_that_one_leaves_with_the_same_generation(make: Make) -> None:
