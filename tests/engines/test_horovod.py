@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -59,8 +60,9 @@ def by_value(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def test_functions_on_the_executors_of_spark(tmp_path: Path, mark: str) -> None:
+def test_functions_on_the_executors_of_spark(tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyspark", reason="make test-engines installs it")
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     from tests.engines.test_spark import session
 
     with session(2, tmp_path):
