@@ -35,8 +35,8 @@ TIMING = Timing(
 )  # fmt: skip
 PATIENCE_S = 400.0
 """After the heal: longer than every deadline of TIMING, one after the other."""
-ROUND_S = 4.0
-"""For each step of a job in rounds besides, which machines of different speed may take so long for."""
+INNER_STEP_S, PASSES = 0.03, 2
+"""In rounds besides: for each inner step on a machine of speed 1; and rounds of a step, at most."""
 
 GOODBYE_S = 60.0
 """After its end: by then no process of the job is left."""
@@ -119,8 +119,10 @@ class World:
             late_s = self.scene.late_s[node] if node < len(self.scene.late_s) else 0.0
             self.clock.after(late_s, lambda: self.start_agent(self.scene.slots))
         self.clock.after(self.scene.heal_s, self.heal)
-        rounds = 0 if self.scene.rounds is None else self.scene.steps
-        limit_s = self.scene.heal_s + PATIENCE_S + ROUND_S * rounds
+        limit_s = self.scene.heal_s + PATIENCE_S
+        if (rounds := self.scene.rounds) is not None:  # one worker may have to train all replicas
+            inner_steps = PASSES * self.scene.steps * self.scene.units * rounds.inner_steps
+            limit_s += inner_steps * INNER_STEP_S * max(self.scene.slowness, default=1.0)
         while self.ended is None:
             if not self.clock.turn() or self.clock.now_s > limit_s:
                 raise Violation(f"not over after {self.clock.now_s:.1f} s: {self._where()}")
