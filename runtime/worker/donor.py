@@ -302,6 +302,10 @@ class CopyServer:
         record = self._shared.position.record
         return record is not None and record.base == base
 
+    def _may_hold(self, newcomer: str, number: int, base: Json) -> bool:
+        """Whether a newcomer that has this operation's state counts as a holder of it now. Called under the lock."""
+        return number == self._shared.position.reduced and self._may_copy(newcomer) and self._knows(base)
+
     def _serve_next(self, connection: CopyConnection, newcomer: str, number: int, join: bool, base: int) -> None:
         shared = self._shared
         entries: list[LoggedResult] = []
@@ -312,7 +316,7 @@ class CopyServer:
         limit_bytes = self._limit_bytes(connection, number) if join else LOG_BYTES_MIN
         with shared.changed:
             p = shared.position
-            now = join and number == p.reduced and self._may_copy(newcomer) and self._knows(base)
+            now = join and self._may_hold(newcomer, number, base)
             if now:
                 self._too_slow.discard(newcomer)
                 self._log.follow(connection, number, limit_bytes)  # perhaps nothing takes effect after this operation
@@ -369,15 +373,14 @@ class CopyServer:
         p = self._shared.position
         if not p.donor or number < p.reduced:
             return True
-        return join and (not self._knows(base) or (number == p.reduced and self._may_copy(newcomer)))
+        return join and (not self._knows(base) or self._may_hold(newcomer, number, base))
 
     def _serve_outcome(self, connection: CopyConnection, newcomer: str, op: int, base: Json) -> None:
         shared = self._shared
         with shared.changed:
-            p = shared.position
-            if newcomer not in p.holders and op == p.reduced and self._may_copy(newcomer) and self._knows(base):
-                # The answer to its "next" was lost, and it did not count then. It asks nothing but this from now on: an
-                # operation that waits for it would wait for ever.
+            if newcomer not in shared.position.holders and self._may_hold(newcomer, op, base):
+                # Its "complete" or "next", or the answer, was lost. It asks nothing but this from now on: an operation
+                # that waits for it would wait for ever.
                 self._begin_copy(connection, newcomer)
                 self._end_copy(connection, newcomer, op, True)
             shared.changed.wait_for(

@@ -99,7 +99,7 @@ class Copies:
     def next_result(self, newcomer: str, op: int, join: bool, base: int) -> tuple[str, Sum | None]:
         """As {"want": "next"} of runtime/worker/donor.py."""
         p = self.w.p
-        if join and op == p.reduced and self._may_copy(newcomer) and self._knows(base):
+        if join and self._may_hold(newcomer, op, base):
             self._followers[newcomer] = op
             self.w.post(CopyBegun(newcomer))
             self.w.post(CopyEnded(newcomer, op, True))
@@ -125,6 +125,9 @@ class Copies:
     def verified(self, newcomer: str, op: int, base: int) -> None:
         self.w.post(CopyEnded(newcomer, op, self._knows(base)))
 
+    def _may_hold(self, newcomer: str, op: int, base: int) -> bool:
+        return op == self.w.p.reduced and self._may_copy(newcomer) and self._knows(base)
+
     def _knows(self, base: int) -> bool:
         return self.w.p.record is not None and self.w.p.record.base == base
 
@@ -132,13 +135,8 @@ class Copies:
         """What became of operation op: None if not known, else the generation that took effect, and the result. If it
         is in progress, the newcomer counts as a holder of its state: as {"want": "outcome"} of runtime/worker/donor.py.
         """
-        if (
-            newcomer not in self.w.p.holders
-            and op == self.w.p.reduced
-            and self._may_copy(newcomer)
-            and self._knows(base)
-        ):
-            self.w.world.reach("a newcomer whose answer was lost counts as a holder when it asks again")
+        if newcomer not in self.w.p.holders and self._may_hold(newcomer, op, base):
+            self.w.world.reach("a newcomer whose word was lost counts as a holder when it asks again")
             self.w.post(CopyBegun(newcomer))
             self.w.post(CopyEnded(newcomer, op, True))
         number = worker_state.outcome(self.w.p, op)

@@ -36,7 +36,7 @@ TIMING = Timing(
 PATIENCE_S = 400.0
 """After the heal: longer than every deadline of TIMING, one after the other."""
 INNER_STEP_S, PASSES = 0.03, 2
-"""In rounds besides: for each inner step on a machine of speed 1; and rounds of a step, at most."""
+"""In rounds besides: for each inner step on a machine of speed 1; and the passes of a step, few of which come again."""
 
 GOODBYE_S = 60.0
 """After its end: by then no process of the job is left."""
