@@ -31,8 +31,9 @@ def redo_shares(
     """What each member contributes to an interrupted operation; every unit exactly once.
 
     Finished roots and running units stay where they are. Of overlapping roots the largest is used (ties: the older
-    member's), the others are dropped. Another unit goes to the member that would finish it first; of fewer units than
-    members to the oldest one that computes none, so that the leader runs what it has to run alone. paces: as in Plan.
+    member's), the others are dropped. Of the other units each member without a root and a running unit gets one first,
+    the oldest member first: the leader runs what it has to run alone, and in a round with a quorum each member trains a
+    replica (see outer_round). The rest go to the members that finish them first. paces: as in Plan.
     """
     covered: set[int] = set()
     keep: dict[str, list[Node]] = {worker: [] for worker in order}
@@ -52,13 +53,16 @@ def redo_shares(
             compute[worker].append(unit)
     known = paces if units >= len(order) else ()
     costs = dict(zip(order, shard_assignment.costs(known or [0] * len(order)), strict=True))
-    ends = [((len(compute[worker]) + 1) * costs[worker], rank) for rank, worker in enumerate(order)]
+    ends = [
+        (bool(roots.get(worker) or compute[worker]), (len(compute[worker]) + 1) * costs[worker], rank)
+        for rank, worker in enumerate(order)
+    ]
     heapq.heapify(ends)
     for unit in range(units):
         if unit not in covered:
-            end, rank = ends[0]
+            _, end, rank = ends[0]
             compute[order[rank]].append(unit)
-            heapq.heapreplace(ends, (end + costs[order[rank]], rank))
+            heapq.heapreplace(ends, (True, end + costs[order[rank]], rank))
     return tuple(Share(worker, tuple(sorted(keep[worker])), tuple(compute[worker])) for worker in order)
 
 

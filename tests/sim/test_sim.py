@@ -137,7 +137,7 @@ def test_a_round_that_is_settled_anew_changes_what_is_behind_it_alone() -> None:
     assert script.state(second + 1) != behind
 
 
-@pytest.mark.parametrize("seed", [2823, 3095, 8529])
+@pytest.mark.parametrize("seed", [2823, 3095, 8529, 15423])
 def test_a_seed_that_has_failed_ends_right(seed: int) -> None:
     World(seed).run()
 

@@ -123,6 +123,20 @@ def test_what_a_dead_member_leaves_goes_to_who_is_done_with_it_first() -> None:
     assert [(share.worker_id, share.units) for share in shares] == [("a", (2, 4, 6)), ("b", (1,)), ("c", (3, 5, 7))]
 
 
+@pytest.mark.parametrize("paces", [(), (10, 10, 90)])
+def test_a_member_that_has_nothing_gets_a_unit_first(paces: tuple[int, ...]) -> None:
+    """In a round with a quorum a member that has trained a replica trains no second one for a member that died."""
+    shares = redo_shares(3, ["a", "b", "c"], {"a": [(0, 1)]}, {"b": 1}, paces)
+    assert [(share.keep, share.units) for share in shares] == [(((0, 1),), ()), ((), (1,)), ((), (2,))]
+    shares = redo_shares(3, ["a", "b", "c"], {"a": [(0, 2)], "b": [(1, 2)]}, {}, paces)
+    assert [share.units for share in shares] == [(), (), (2,)], "b has delivered: its replica is in the root of a"
+
+
+def test_of_fewer_units_than_members_the_idle_get_what_is_left() -> None:
+    shares = redo_shares(2, ["a", "c"], {"a": [(0, 1)]}, {})
+    assert [(share.keep, share.units) for share in shares] == [(((0, 1),), ()), ((), (1,))]
+
+
 @pytest.mark.parametrize("paces", [(), (40, 10, 10)])
 def test_what_the_leader_ran_alone_when_it_died_is_run_by_the_next_leader(paces: tuple[int, ...]) -> None:
     """`job.once` and `job.agree` have one unit, and the value of the leader is wanted, not that of the fastest."""
